@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from course_lib.timeline import Span, Timeline
 
@@ -49,6 +50,22 @@ class Recorder:
 
 
 _active: Recorder | None = None
+_bucket: ContextVar[int] = ContextVar("bucket", default=-1)
+
+
+@contextmanager
+def tag(bucket: int) -> Iterator[None]:
+    """Collectives issued inside the block carry this bucket number."""
+    token = _bucket.set(bucket)
+    try:
+        yield
+    finally:
+        _bucket.reset(token)
+
+
+def tagged() -> int:
+    """The bucket number of the innermost `tag()` block, or -1."""
+    return _bucket.get()
 
 
 def active() -> Recorder | None:
