@@ -1,0 +1,397 @@
+"""How much communication was hidden, and what that is worth: the definitions of metrics.md.
+
+`report` turns a `Timeline` into rows per rank and step, per bucket and per collective; `fair_score`
+and `attained` turn step times into scores. All sums are integer nanoseconds, ratios come last.
+
+Three answers are kept apart everywhere: *no communication happened* (`comm` is 0, `exposed`, `hidden`
+and `overlap` are None), *cannot know* (`comm` or what hides it is None) and a measured *0*. Each row
+says which in its `sentence`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from course_lib.timeline import Span, Timeline, intersect, length, subtract, union
+
+WORK = ("compute", "comm", "copy", "memset")
+"""The kinds that run on a device or a wire; the others only annotate."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of one rank, or several pooled (then `rank` or `step` is None and times are sums).
+
+    Nanoseconds, or None where the timeline cannot tell: `span` T, `compute` |C|, `comm` |M|, `copy` |P|,
+    `memset`, `exposed` |M − C|, `exposed_beyond_copies` |M − C − P|, `hidden` |M ∩ C|, `active` |C ∪ M ∪ P|.
+    `cannot_overlap` names the compute lane that carries all of the communication, if one does.
+    """
+
+    rank: int | None
+    step: int | None
+    steps: int
+    span: int
+    compute: int | None
+    comm: int | None
+    copy: int
+    memset: int
+    exposed: int | None
+    exposed_beyond_copies: int | None
+    hidden: int | None
+    active: int
+    cannot_overlap: str | None = None
+
+    @property
+    def overlap(self) -> float | None:
+        """hidden / |M|; None without communication."""
+        return self.hidden / self.comm if self.comm and self.hidden is not None else None
+
+    @property
+    def share(self) -> float | None:
+        """|M| / T, the communication share of the step."""
+        return self.comm / self.span if self.comm is not None and self.span else None
+
+    @property
+    def busy(self) -> float | None:
+        """|C ∪ M ∪ P| / T. A spinning collective is busy too: read it with `compute_busy`."""
+        return self.active / self.span if self.compute is not None and self.span else None
+
+    @property
+    def compute_busy(self) -> float | None:
+        """|C| / T."""
+        return self.compute / self.span if self.compute is not None and self.span else None
+
+    @property
+    def sentence(self) -> str:
+        if self.comm is None:
+            return ("Cannot know what communication cost: no communication was recorded where there should be some, "
+                    "or no device work at all. Record the devices, or teach the classifier these names.")
+        if self.comm == 0:
+            return "No communication happened, so there was nothing to hide."
+        if self.hidden is None:
+            return (f"Cannot know how much of {_ms(self.comm)} of communication was hidden: no compute was recorded "
+                    "beside it.")
+        lane = (f" It runs in the compute lane {self.cannot_overlap!r}, where it cannot overlap."
+                if self.cannot_overlap else "")
+        if self.hidden == 0:
+            return f"0 % hidden: all {_ms(self.comm)} of communication were exposed.{lane}"
+        return (f"{self.hidden / self.comm:.0%} of {_ms(self.comm)} of communication were hidden under compute, "
+                f"{_ms(self.exposed)} exposed.{lane}")
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """The life of one bucket in one step of one rank (`use` counts if it travelled more than once). Times are the
+    timeline's nanoseconds; None where not recorded. `queueing` = started − max(launched, full)."""
+
+    rank: int
+    step: int
+    bucket: int
+    use: int
+    first_ready: int | None
+    full: int | None
+    launched: int | None
+    started: int | None
+    finished: int | None
+    bytes: int | None
+    exposed: int | None
+    queueing: int | None
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One collective seen from every rank, matched by order within (step, bucket); `bucket` is -1 where the
+    spans have none. `wait` pairs each rank with last arrival − own start, in ns; `transfer` is what the wire
+    itself took, None when it cannot be known (one rank only, ranks that disagree, point-to-point). `late`
+    names the ranks the others waited for."""
+
+    step: int
+    bucket: int
+    sequence: int
+    name: str
+    wait: tuple[tuple[int, int], ...] | None
+    transfer: int | None
+    late: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `report` found. `rows` are per rank and step, `ranks` pooled per rank, `pooled` over all.
+    `step_times` has one entry a step: the slowest rank's T, in ns. `late` ranks made others wait overall."""
+
+    rows: tuple[Row, ...]
+    ranks: tuple[Row, ...]
+    pooled: Row
+    step_times: tuple[int, ...]
+    buckets: tuple[BucketRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+    late: tuple[int, ...]
+    provenance: str
+
+    @property
+    def step_time(self) -> float | None:
+        """Median over steps of the slowest rank's T, ns."""
+        return statistics.median(self.step_times) if self.step_times else None
+
+    @property
+    def variation(self) -> float | None:
+        """Coefficient of variation of the step time (sample standard deviation / mean); None below two steps."""
+        if len(self.step_times) < 2:
+            return None
+        return statistics.stdev(self.step_times) / statistics.fmean(self.step_times)
+
+    @property
+    def wait(self) -> int | None:
+        """ns that ranks spent in collectives before the last one arrived, summed over ranks."""
+        known = [w for c in self.collectives if c.wait is not None for _, w in c.wait]
+        return sum(known) if known else None
+
+    @property
+    def sentence(self) -> str:
+        late = f" Late: rank {', '.join(map(str, self.late))}." if self.late else ""
+        return self.pooled.sentence + late
+
+
+def report(timeline: Timeline, *, warmup: int = 0) -> Report:
+    """Measure `timeline` after dropping the first `warmup` steps. A rank without `step` spans is taken as one
+    step, -1. Raises `ValueError` when no step is left or a step number occurs twice on a rank."""
+    if warmup < 0:
+        raise ValueError(f"warmup is {warmup}; give the number of steps to drop, 0 or more")
+    rows: list[Row] = []
+    buckets: list[BucketRow] = []
+    comm: list[Span] = []
+    for rank in timeline.ranks:
+        spans = timeline.select(rank=rank).spans
+        cover = _cover(spans, "compute"), _cover(spans, "copy")
+        lanes = {s.lane for s in spans if s.kind == "compute"}
+        for step, window, inside in _windows(spans, warmup):
+            rows.append(_row(rank, step, window, inside, cover, lanes))
+            buckets += _bucket_rows(rank, step, inside, cover[0])
+            comm += (s for s in inside if s.kind == "comm")
+    if timeline.ranks and not rows:
+        raise ValueError(f"warmup={warmup} drops all {len(timeline.steps)} recorded steps; record more or drop fewer")
+    collectives = _collectives(comm)
+    slowest = {r.step: max(q.span for q in rows if q.step == r.step) for r in rows}
+    ranks = tuple(_pool([r for r in rows if r.rank == k], k) for k in timeline.ranks)
+    return Report(tuple(rows), ranks, _pool(rows, None), tuple(slowest[k] for k in sorted(slowest)), tuple(buckets),
+                  collectives, _late_overall(collectives), timeline.provenance)
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.3g} ms"
+
+
+def _cover(spans: Iterable[Span], *kinds: str) -> np.ndarray:
+    """Interval set of all spans of these kinds."""
+    return union(np.array([(s.start, s.stop) for s in spans if s.kind in kinds], np.int64).reshape(-1, 2))
+
+
+def _near(cover: np.ndarray, sets: np.ndarray) -> np.ndarray:
+    """The part of `cover` that can touch `sets`: keeps many short steps of a long run linear."""
+    if not len(sets):
+        return cover[:0]
+    return cover[np.searchsorted(cover[:, 1], sets[0, 0]):np.searchsorted(cover[:, 0], sets[-1, 1])]
+
+
+def _windows(spans: Sequence[Span], warmup: int) -> list[tuple[int, tuple[int, int], list[Span]]]:
+    """(step, its host window, the spans that carry its number) of one rank, after the warm-up."""
+    marks = {s.step: s for s in spans if s.kind == "step"}
+    if not marks:
+        return [(-1, (min(s.start for s in spans), max(s.stop for s in spans)), list(spans))]
+    if len(marks) < sum(s.kind == "step" for s in spans):
+        raise ValueError(f"rank {spans[0].rank} has two steps of the same number; number the measured steps 0, 1, 2, …")
+    inside: dict[int, list[Span]] = defaultdict(list)
+    for s in spans:
+        inside[s.step].append(s)
+    return [(k, (marks[k].start, marks[k].stop), inside[k]) for k in sorted(marks)[warmup:]]
+
+
+def _row(rank: int, step: int, window: tuple[int, int], spans: list[Span], cover: tuple[np.ndarray, np.ndarray],
+         lanes: set[str]) -> Row:
+    work = [s for s in spans if s.kind in WORK]
+    m = _cover(spans, "comm")
+    # A step's communication may run under the next step's compute; that hides it just as well.
+    c, p = (_near(k, m) for k in cover)
+    launched = any(s.kind in ("comm", "queue") or s.kind == "fill" for s in spans)
+    know_comm = bool(m.size) or (bool(work) and not launched) or any(s.kind == "comm" for s in spans)
+    know = bool(m.size) and bool(lanes)
+    # Without recorded compute the last device span is not the end of the step; the host's own end stands in.
+    stop = max(s.stop for s in work) if work and lanes else window[1]
+    used = {s.lane for s in spans if s.kind == "comm"}
+    return Row(rank, step, 1, max(stop - window[0], 0), length(_cover(spans, "compute")) if lanes else None,
+               length(m) if know_comm else None, length(_cover(spans, "copy")), length(_cover(spans, "memset")),
+               length(subtract(m, c)) if know else None,
+               length(subtract(subtract(m, c), p)) if know else None, length(intersect(m, c)) if know else None,
+               length(_cover(spans, "compute", "comm", "copy")),
+               ", ".join(sorted(used)) if used and used <= lanes else None)
+
+
+def _pool(rows: Sequence[Row], rank: int | None) -> Row:
+    """Sum over the rows that could be measured; rows that cannot know do not count as 0."""
+    known = [r for r in rows if r.comm is not None and not (r.comm and r.hidden is None)]
+    known = known or [r for r in rows if r.comm is not None] or list(rows)
+
+    def total(field: str) -> int | None:
+        values = [v for r in known if (v := getattr(r, field)) is not None]
+        return sum(values) if values else None
+
+    lanes = {r.cannot_overlap for r in known if r.comm}
+    return Row(rank, None, len(known), total("span") or 0, total("compute"), total("comm"), total("copy") or 0,
+               total("memset") or 0, total("exposed"), total("exposed_beyond_copies"), total("hidden"),
+               total("active") or 0, lanes.pop() if len(lanes) == 1 else None)
+
+
+def _shares(spans: list[Span], uses: int) -> list[list[Span]] | None:
+    """Spans of one bucket dealt to its uses in order, or None when they do not divide."""
+    if len(spans) % uses:
+        return None
+    each = len(spans) // uses
+    return [spans[k * each:(k + 1) * each] for k in range(uses)]
+
+
+def _bucket_rows(rank: int, step: int, spans: list[Span], compute: np.ndarray) -> list[BucketRow]:
+    """A bucket that travels m times in a step (reducing every micro-step) has m fills; each may take several
+    collectives (PowerSGD takes two). Where the counts do not divide, one row covers all uses."""
+    found: dict[int, dict[str, list[Span]]] = defaultdict(lambda: {"fill": [], "queue": [], "comm": []})
+    for s in spans:
+        if s.bucket >= 0 and s.kind in ("fill", "queue", "comm"):
+            found[s.bucket][s.kind].append(s)
+    out = []
+    for bucket in sorted(found):
+        kinds = found[bucket]
+        uses = len(kinds["fill"]) or len(kinds["queue"]) or len(kinds["comm"])
+        dealt = {kind: _shares(some, uses) for kind, some in kinds.items()}
+        if None in dealt.values():
+            dealt = {kind: [some] for kind, some in kinds.items()}
+        for use, parts in enumerate(zip(dealt["fill"], dealt["queue"], dealt["comm"])):
+            out.append(_bucket_row(rank, step, bucket, use, *parts, compute))
+    return out
+
+
+def _bucket_row(rank: int, step: int, bucket: int, use: int, fill: list[Span], queue: list[Span], comm: list[Span],
+                compute: np.ndarray) -> BucketRow:
+    def edge(spans: list[Span], best: Callable, field: str) -> int | None:
+        return best((getattr(s, field) for s in spans), default=None)
+
+    ready, launched = edge(fill, max, "stop"), edge(queue, min, "start")
+    started = edge(comm, min, "start") if comm else edge(queue, min, "stop")
+    could = [t for t in (ready, launched) if t is not None]
+    m = _cover(comm, "comm")
+    sizes = [s.bytes for s in comm if s.bytes >= 0] or [s.bytes for s in fill if s.bytes >= 0]
+    return BucketRow(rank, step, bucket, use, edge(fill, min, "start"), ready, launched, started,
+                     edge(comm, max, "stop"), sum(sizes) if sizes else None,
+                     length(subtract(m, _near(compute, m))) if comm and len(compute) else None,
+                     started - max(could) if could and started is not None else None)
+
+
+def _collectives(comm: Iterable[Span]) -> tuple[CollectiveRow, ...]:
+    """Match by order within (step, bucket): every rank issues its collectives in the same order."""
+    groups: dict[tuple[int, int], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for s in comm:
+        groups[s.step, s.bucket][s.rank].append(s)
+    out = []
+    for (step, bucket), ranks in sorted(groups.items()):
+        for k in range(max(map(len, ranks.values()))):
+            out.append(_collective(step, bucket, k, [spans[k] for spans in ranks.values() if k < len(spans)],
+                                   len({len(spans) for spans in ranks.values()}) == 1))
+    return tuple(out)
+
+
+def _collective(step: int, bucket: int, sequence: int, spans: list[Span], agree: bool) -> CollectiveRow:
+    name = spans[0].name
+    lone = len(spans) < 2 or not agree or any(s.name != name for s in spans)
+    if lone or any(word in name.lower() for word in ("send", "recv", "p2p")):
+        return CollectiveRow(step, bucket, sequence, name, None, None, ())
+    last = max(s.start for s in spans)
+    wait = {s.rank: last - s.start for s in spans}
+    transfer = min(s.stop - s.start for s in spans)
+    if _rooted(name):  # the root's end only means "handed over"; the last receiver has it
+        transfer = max(s.stop for s in spans) - last
+    return CollectiveRow(step, bucket, sequence, name, tuple(wait.items()), transfer, _late(wait, transfer))
+
+
+def _rooted(name: str) -> bool:
+    bare = name.lower().replace("_", "").replace("-", "")
+    return "broadcast" in bare or ("reduce" in bare and "allreduce" not in bare and "scatter" not in bare)
+
+
+def _late(wait: dict[int, int], transfer: int) -> tuple[int, ...]:
+    """Ranks in the later half of the arrivals' range, when the longest wait is over a tenth of the transfer
+    (below that it is jitter)."""
+    longest = max(wait.values())
+    return tuple(r for r, w in sorted(wait.items()) if w < longest / 2) if longest > transfer / 10 else ()
+
+
+def _late_overall(collectives: Iterable[CollectiveRow]) -> tuple[int, ...]:
+    total: dict[int, int] = defaultdict(int)
+    moved = 0
+    for c in collectives:
+        if c.wait is not None:
+            moved += c.transfer
+            for rank, w in c.wait:
+                total[rank] += w
+    return _late(total, moved) if total else ()
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score with what qualifies it. `value` is None when there was nothing to hide. `label` is `nothing to
+    hide`, `calibration` (the bound is not one), `impossible` or empty; `spread` is in units of the score."""
+
+    name: str
+    value: float | None
+    spread: float = 0.0
+    label: str = ""
+
+    @property
+    def impossible(self) -> bool:
+        """The step was shorter than its compute or its communication alone: a person decides."""
+        return self.label == "impossible"
+
+    @property
+    def sentence(self) -> str:
+        if self.value is None:
+            return f"{self.name}: nothing to hide. Even perfect overlap would save under 5 % of the serial step."
+        shown = f"{self.name} = {self.value:.2f}" + (f" ± {self.spread:.2f}" if self.spread else "")
+        if self.impossible:
+            return f"{shown}: impossible. The step is shorter than its compute or its communication alone; work is missing."
+        if self.label == "calibration":
+            return f"{shown}: above 1.03 the bound is wrong, not the run good. Fit a and β again in the same run."
+        if self.value < 0:
+            return f"{shown}: slower than serial."
+        goal = "the physical limit" if self.name == "F" else "the best bucket plan"
+        return f"{shown}: {self.value:.0%} of the time that {goal} saves over serial."
+
+
+def _score(name: str, T_serial: float, T: float, limit: float, spread: float) -> Score:
+    if not all(0 < t < float("inf") for t in (T_serial, T, limit)) or spread < 0:
+        raise ValueError(f"times {T_serial}, {T}, {limit} (spread {spread}): give positive step times of one run in one unit")
+    gain = T_serial - limit
+    if gain < 0.05 * T_serial:
+        return Score(name, None, label="nothing to hide")
+    return Score(name, (T_serial - T) / gain, spread / gain)
+
+
+def fair_score(T_serial: float, T: float, Tc: float, Tm: float, *, spread: float = 0.0) -> Score:
+    """F = (T_serial − T) / (T_serial − max(Tc, Tm)): 1 is the physical limit, 0 no better than serial.
+
+    All times in one unit, medians of one run in alternation; `spread` is the spread of T in that unit. Shown
+    first everywhere, because an overlap ratio alone rewards waiting. Raises `ValueError` on times that
+    are not positive."""
+    limit = max(Tc, Tm)
+    score = _score("F", T_serial, T, limit, spread)
+    return Score("F", score.value, score.spread, "impossible") if T < limit - spread else score
+
+
+def attained(T_serial: float, T: float, T_bound: float, *, spread: float = 0.0) -> Score:
+    """A = (T_serial − T) / (T_serial − T_bound), T_bound being the step of the best contiguous bucket plan with
+    costs fitted in the same run (`simulate.buckets.step_bound`). Units and errors as `fair_score`."""
+    score = _score("A", T_serial, T, T_bound, spread)
+    if score.value is not None and score.value > 1.03:
+        return Score("A", score.value, score.spread, "calibration")
+    return score
