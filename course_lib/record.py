@@ -24,8 +24,10 @@ class Recorder:
         self.rank, self.provenance, self.step = rank, provenance, -1
         self.rows: list[tuple] = []
 
-    def add(self, kind: str, lane: str, name: str, start: int, stop: int, bytes: int = -1, bucket: int = -1) -> None:
-        self.rows.append((self.rank, kind, lane, name, start, stop, bytes, bucket, self.step))
+    def add(self, kind: str, lane: str, name: str, start: int, stop: int, bytes: int = -1, bucket: int = -1,
+            step: int | None = None) -> None:
+        """Append one span. `step` defaults to the step that is being measured now."""
+        self.rows.append((self.rank, kind, lane, name, start, stop, bytes, bucket, self.step if step is None else step))
 
     @contextmanager
     def span(self, kind: str, name: str, lane: str = "host") -> Iterator[None]:

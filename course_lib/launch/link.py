@@ -1,0 +1,153 @@
+"""A link: what one rank's bytes queue on. One thread moves, another tells the waiters.
+
+Plain gloo shares the wire between its worker threads, so two buckets issued together both end late;
+here they go one after the other, as on a network card with one stream. The futures of a collective
+complete on a thread of their own: a callback that issues the next collective can never block the
+thread that would have to move it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.futures import Future
+
+from course_lib.record import now
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a link adds to every transfer: seconds before it starts, and seconds per byte (`None`
+    where the kernel or the hardware sets the rate)."""
+
+    latency_s: float = 0.0
+    s_per_byte: float | None = None
+
+
+class WireWork(dist.Work):
+    """The handle of one transfer. `wait()` raises what went wrong; the default limit is the group's."""
+
+    def __init__(self, what: str, limit_s: float) -> None:
+        super().__init__()
+        self.what, self.limit_s, self.error = what, limit_s, None
+        self.future: Future = Future()
+        self._done = threading.Event()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit = timeout.total_seconds() or self.limit_s
+        if not self._done.wait(limit):
+            raise TimeoutError(f"{self.what} did not finish within {limit:.0f} s: another rank never entered it")
+        if self.error is not None:
+            raise RuntimeError(f"{self.what} failed: {self.error}") from self.error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        return self._done.is_set() and self.error is None
+
+    def get_future(self) -> Future:
+        return self.future
+
+    def _complete(self, value: Any, error: Exception | None) -> None:
+        self.error = error
+        self._done.set()
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+
+@dataclass
+class Transfer:
+    """One queued item. `start` begins the real transfer and returns the inner work; `enter` (paced
+    collectives) returns the time at which the last rank entered."""
+
+    work: WireWork
+    start: Callable[[], Any]
+    result: Any
+    moved_bytes: float
+    issued: int
+    enter: Callable[[int], int] | None = None
+    before: Callable[[], None] | None = None
+    after: Callable[[int, int], None] | None = None
+
+
+def sleep_until(deadline_ns: int) -> None:
+    """Sleep to an absolute deadline on the recorder's clock."""
+    left = deadline_ns - now()
+    if left > 0:
+        time.sleep(left / 1e9)
+
+
+@dataclass
+class Link:
+    """Queues of one rank on one link. Collectives share one queue; sends and receives have one for
+    each peer, because a receive that waits must not hold up the send its peer waits for."""
+
+    name: str
+    pace: Pace
+    _queues: dict[str, queue.SimpleQueue] = field(default_factory=dict)
+    _finished: queue.SimpleQueue | None = None
+    _busy_until: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, lane: str, item: Transfer) -> WireWork:
+        with self._lock:
+            if self._finished is None:
+                self._finished = queue.SimpleQueue()
+                threading.Thread(target=self._complete, name=f"{self.name}-complete", daemon=True).start()
+            if lane not in self._queues:
+                self._queues[lane] = queue.SimpleQueue()
+                threading.Thread(target=self._move, args=(self._queues[lane],), name=f"{self.name}-{lane}",
+                                 daemon=True).start()
+        self._queues[lane].put(item)
+        return item.work
+
+    def _move(self, items: queue.SimpleQueue) -> None:
+        freed = 0
+        while True:
+            item: Transfer = items.get()
+            begin, error = max(item.issued, freed), None
+            try:
+                if item.before:
+                    item.before()
+                self._carry(item, begin)
+            except Exception as caught:  # whatever gloo raises belongs to the waiter
+                error = caught
+            freed = now()
+            if item.after:
+                item.after(begin, freed)
+            self._finished.put((item, error))
+            del item
+
+    def _carry(self, item: Transfer, begin: int) -> None:
+        latency = round(self.pace.latency_s * 1e9)
+        if self.pace.s_per_byte is None:
+            sleep_until(begin + latency)
+            item.start().wait()
+            return
+        last_entry = item.enter(begin) if item.enter else begin
+        duration = latency + round(item.moved_bytes * self.pace.s_per_byte * 1e9)
+        with self._lock:
+            self._busy_until = end = max(last_entry, self._busy_until) + duration
+        if item.enter:
+            item.start().wait()
+            sleep_until(end)
+        else:  # a send is paced before it is handed over, so that it cannot arrive early
+            sleep_until(end)
+            item.start().wait()
+
+    def _complete(self) -> None:
+        while True:
+            item, error = self._finished.get()
+            item.work._complete(item.result, error)
+            del item

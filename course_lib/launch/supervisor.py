@@ -1,0 +1,186 @@
+"""One run: build the wires, fork the ranks, pass on what they say, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import IO
+
+from course_lib.launch import frames, netns, processes
+from course_lib.launch.board import Board
+from course_lib.launch.rank import STACK_SIGNAL, live, wires_of
+from course_lib.launch.request import Request
+
+_GRACE_S = 0.3  # after a first failure, how long other ranks may still report
+
+
+@dataclass
+class _Rank:
+    number: int
+    pid: int
+    link: socket.socket
+    output: int
+    stack: IO[bytes]
+    answer: tuple | None = None
+    buffered: bytearray = field(default_factory=bytearray)
+
+
+def supervise(client: socket.socket, scratch: str, client_pid: int) -> None:
+    """Serve one request on `client`, then end every descendant, whatever happened."""
+    processes.adopt_orphans()
+    ranks: list[_Rank] = []
+    try:
+        request: Request = frames.receive(client)
+        try:
+            ranks = _start(request, scratch)
+        except OSError as error:
+            frames.send(client, ("not_started", str(error)))
+            return
+        final = _watch(request, client, ranks)
+    except EOFError:
+        return
+    except BaseException:
+        final = ("not_started", traceback.format_exc())
+    finally:
+        processes.end_descendants({r.pid for r in ranks})
+    with contextlib.suppress(OSError):
+        _drain(client, ranks)
+        frames.send(client, final)
+
+
+def _start(request: Request, scratch: str) -> list[_Rank]:
+    shaped = request.fabric.kind == "shaped"
+    wires = wires_of(request.fabric) if shaped else None
+    if shaped:
+        netns.make_switch(wires)
+    board = _boards[0] = Board(request.ranks)
+    store, me = os.path.join(scratch, "store"), os.getpid()
+    ranks = [_fork(request, rank, wires, store, board, me, scratch) for rank in range(request.ranks)]
+    if shaped:
+        for r in ranks:
+            r.link.settimeout(20)
+            if r.link.recv(1) != b"r":
+                raise OSError(f"rank {r.number} could not leave for its own network namespace")
+        netns.plug_in(wires, [r.pid for r in ranks])
+        for r in ranks:
+            r.link.sendall(b"g")
+            r.link.settimeout(None)
+    return ranks
+
+
+_boards: dict[int, Board] = {}
+
+
+def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: int, scratch: str) -> _Rank:
+    ours, theirs = socket.socketpair()
+    out_r, out_w = os.pipe()
+    stack = open(os.path.join(scratch, f"stack-{rank}"), "w+b")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            processes.die_with_parent(parent)
+            ours.close()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.dup2(out_w, 1)
+            os.dup2(out_w, 2)
+            devnull = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(devnull, 0)
+            for fd in (out_r, out_w, devnull):
+                os.close(fd)
+            if wires:
+                netns.step_out()
+                theirs.sendall(b"r")
+                if theirs.recv(1) != b"g":
+                    os._exit(1)
+                netns.bring_up(wires, rank)
+            live(request, rank, theirs, stack, store, board)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    theirs.close()
+    os.close(out_w)
+    return _Rank(rank, pid, ours, out_r, stack)
+
+
+def _watch(request: Request, client: socket.socket, ranks: list[_Rank]) -> tuple:
+    """Pass output on until every rank has answered, one has failed, or time is up."""
+    select = selectors.DefaultSelector()
+    select.register(client, selectors.EVENT_READ, None)
+    for r in ranks:
+        select.register(r.link, selectors.EVENT_READ, (r, "link"))
+        select.register(r.output, selectors.EVENT_READ, (r, "output"))
+    deadline = time.monotonic() + request.timeout_s
+    failed_at = None
+    while True:
+        limit = deadline if failed_at is None else failed_at + _GRACE_S
+        left = limit - time.monotonic()
+        if left <= 0:
+            return _verdict(ranks) if failed_at is not None else _stuck(request, ranks)
+        for key, _ in select.select(left):
+            if key.data is None:
+                raise EOFError("the client has gone or interrupts")
+            r, what = key.data
+            if what == "output":
+                part = os.read(r.output, 65536)
+                if part:
+                    frames.send(client, ("output", r.number, part))
+                else:
+                    select.unregister(r.output)
+            else:
+                select.unregister(r.link)
+                r.answer = _answer(r)
+                if r.answer[0] != "result" and failed_at is None:
+                    failed_at = time.monotonic()
+        if all(r.answer for r in ranks):
+            return _verdict(ranks)
+
+
+def _answer(r: _Rank) -> tuple:
+    try:
+        r.link.settimeout(30)
+        return frames.receive(r.link)
+    except (EOFError, OSError):
+        _, status = os.waitpid(r.pid, 0)
+        return ("died", os.waitstatus_to_exitcode(status))
+
+
+def _verdict(ranks: list[_Rank]) -> tuple:
+    """Results if all delivered; else the first real failure. A rank whose peer left is not to blame."""
+    failures = [(r.number, r.answer) for r in ranks if r.answer and r.answer[0] != "result"]
+    if not failures:
+        return ("results", [r.answer[1] for r in ranks])
+    failures.sort(key=lambda f: (f[1][0] == "error" and "Connection closed by peer" in str(f[1][1]), f[0]))
+    number, answer = failures[0]
+    return (answer[0], number, *answer[1:])
+
+
+def _stuck(request: Request, ranks: list[_Rank]) -> tuple:
+    """Say who waits for whom, and where each silent rank's own code stands."""
+    silent = [r for r in ranks if r.answer is None]
+    for r in silent:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(r.pid, STACK_SIGNAL)
+    time.sleep(0.2)
+    lines = [f"no result within {request.timeout_s:g} s.", _boards[0].explain()]
+    for r in silent:
+        r.stack.seek(0)
+        stack = r.stack.read().decode(errors="replace").strip()
+        if stack:
+            lines.append(f"rank {r.number} stands at:\n{stack}")
+    return ("timeout", "\n".join(lines))
+
+
+def _drain(client: socket.socket, ranks: list[_Rank]) -> None:
+    """Output that was still in the pipes when the ranks ended."""
+    for r in ranks:
+        os.set_blocking(r.output, False)
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(r.output, 65536):
+                frames.send(client, ("output", r.number, part))

@@ -1,0 +1,263 @@
+"""The Wire: a `ProcessGroup` through which every byte of a run goes.
+
+It stands in front of gloo. Collectives start in the order in which they were issued, each pays the
+link's latency, and each is counted and recorded (issued, started, finished). Stock
+`DistributedDataParallel`, FSDP2, comm hooks and our own reducers run on it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib import record
+from course_lib.launch.board import Board
+from course_lib.launch.link import Link, Pace, Transfer, WireWork
+
+_SHARE = {  # bytes a rank sends, as a multiple of the full payload S, for n ranks
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0 if n > 1 else 0.0,
+    "reduce": lambda n: 1.0 if n > 1 else 0.0,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "send": lambda n: 1.0,
+    "recv": lambda n: 0.0,
+    "barrier": lambda n: 0.0,
+}
+
+
+@dataclass(frozen=True)
+class WireSpec:
+    """What a rank needs to know about the fabric it is on."""
+
+    kind: str
+    provenance: str
+    interface: str | None
+    node_of: tuple[int, ...]
+    inner: Pace = Pace()
+    inter: Pace = Pace()
+    timeout_s: float = 60.0
+
+
+@dataclass
+class Traffic:
+    """What this rank's wire carried: collectives by name, and bytes sent by the formula of a ring."""
+
+    calls: Counter = field(default_factory=Counter)
+    bytes: Counter = field(default_factory=Counter)
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.bytes.values())
+
+    def reset(self) -> None:
+        self.calls.clear()
+        self.bytes.clear()
+
+
+def _nbytes(tensors: Any) -> int:
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_nbytes(t) for t in tensors or ())
+
+
+def _gloo(store: dist.Store, rank: int, size: int, spec: WireSpec) -> dist.ProcessGroup:
+    """A gloo group with one worker thread, so that what we start in order also runs in order."""
+    options = dist.ProcessGroupGloo._Options()
+    device = ({"interface": spec.interface} if spec.interface else {"hostname": "127.0.0.1"})
+    options._devices = [dist.ProcessGroupGloo.create_device(**device)]
+    options._threads = 1
+    options._timeout = timedelta(seconds=spec.timeout_s)
+    backend = dist.ProcessGroupGloo(store, rank, size, options)
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    for device_type in ("cpu", "cuda"):
+        group._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+class Wire(dist.ProcessGroup):
+    """A process group over one link. `traffic` counts; spans go to the active recorder."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, name: str, link: Link, spec: WireSpec,
+                 board: Board | None, board_rank: int) -> None:
+        super().__init__(rank, size)
+        self.inner = _gloo(store, rank, size, spec)
+        self.link, self.spec, self.traffic = link, spec, Traffic()
+        self._name, self._description = name, "wire"
+        self._board, self._board_rank = board, board_rank
+        self._sequence = self._entered = self._finished = 0
+
+    # names, as c10d asks for them
+
+    def getBackendName(self) -> str:
+        return "wire"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    # the one way in
+
+    def _issue(self, op: str, start, payload: Any, result: Any, lane: str = "collective") -> WireWork:
+        """Queue a transfer. `payload` are the tensors whose bytes count; `result` what its future gives."""
+        size, nbytes = self.size(), _nbytes(payload)
+        moved = _SHARE[op](size) * nbytes
+        recorder, step, bucket = record.active(), getattr(record.active(), "step", -1), record.tagged()
+        what = f"{op}, {nbytes / 2**20:.3g} MB" + (f", bucket {bucket}" if bucket >= 0 else "")
+        self.traffic.calls[op] += 1
+        self.traffic.bytes[op] += moved
+        issued = record.now()
+        work = WireWork(f"rank {self._board_rank}: {what} on group {self._name!r}", self.spec.timeout_s)
+
+        def after(begin: int, end: int) -> None:
+            self._finished += 1
+            self._show(what)
+            if recorder is not None:
+                if begin > issued:
+                    recorder.add("queue", "wire", op, issued, begin, nbytes, bucket, step)
+                recorder.add("comm", "wire", op, begin, end, nbytes, bucket, step)
+
+        paced = self.spec.kind == "paced" and lane == "collective" and size > 1
+        return self.link.put(lane, Transfer(work, start, result, moved, issued,
+                                            enter=self._last_entry if paced else None,
+                                            before=lambda: self._enter(what), after=after))
+
+    def _enter(self, what: str) -> None:
+        self._entered += 1
+        self._show(what)
+
+    def _show(self, what: str) -> None:
+        if self._board is not None:
+            self._board.write(self._board_rank, self._entered, self._finished, what)
+
+    def _last_entry(self, begin: int) -> int:
+        """When the last rank of the group entered: all ranks of a paced run share one clock."""
+        entered = torch.tensor([begin], dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self.inner.allreduce([entered], options).wait()
+        return int(entered)
+
+    # collectives: the c10d method names of torch 2.11 to 2.13, once
+
+    def allreduce(self, tensors, opts=None):
+        tensors, opts = _listed(tensors), opts or dist.AllreduceOptions()
+        return self._issue("all_reduce", lambda: self.inner.allreduce(tensors, opts), tensors, tensors)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        opts = opts or dist.AllreduceCoalescedOptions()
+        return self._issue("all_reduce", lambda: self.inner.allreduce_coalesced(tensors, opts), tensors, tensors)
+
+    def broadcast(self, tensors, opts):
+        tensors = _listed(tensors)
+        return self._issue("broadcast", lambda: self.inner.broadcast(tensors, opts), tensors, tensors)
+
+    def reduce(self, tensors, opts):
+        tensors = _listed(tensors)
+        return self._issue("reduce", lambda: self.inner.reduce(tensors, opts), tensors, tensors)
+
+    def allgather(self, outputs, inputs, opts=None):
+        opts = opts or dist.AllgatherOptions()
+        return self._issue("all_gather", lambda: self.inner.allgather(outputs, inputs, opts), outputs, outputs)
+
+    def _allgather_base(self, output, input, opts=None):
+        opts = opts or dist.AllgatherOptions()
+        return self._issue("all_gather", lambda: self.inner._allgather_base(output, input, opts), output, [output])
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        opts = opts or dist.AllgatherOptions()
+        start = lambda: self.inner.allgather_into_tensor_coalesced(outputs, inputs, opts)  # noqa: E731
+        return self._issue("all_gather", start, outputs, outputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        opts = opts or dist.ReduceScatterOptions()
+        return self._issue("reduce_scatter", lambda: self.inner.reduce_scatter(outputs, inputs, opts), inputs, outputs)
+
+    def _reduce_scatter_base(self, output, input, opts=None):
+        opts = opts or dist.ReduceScatterOptions()
+        start = lambda: self.inner._reduce_scatter_base(output, input, opts)  # noqa: E731
+        return self._issue("reduce_scatter", start, input, [output])
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        opts = opts or dist.ReduceScatterOptions()
+        start = lambda: self.inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts)  # noqa: E731
+        return self._issue("reduce_scatter", start, inputs, outputs)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def alltoall_base(self, output, input, output_split, input_split, opts=None):
+        opts = opts or dist.AllToAllOptions()
+        start = lambda: self.inner.alltoall_base(output, input, output_split, input_split, opts)  # noqa: E731
+        return self._issue("all_to_all", start, input, [output])
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs, inputs, opts=None):
+        opts = opts or dist.AllToAllOptions()
+        return self._issue("all_to_all", lambda: self.inner.alltoall(outputs, inputs, opts), inputs, outputs)
+
+    def gather(self, outputs, inputs, opts):
+        payload = outputs or [inputs] * self.size()
+        return self._issue("gather", lambda: self.inner.gather(outputs, inputs, opts), payload, inputs)
+
+    def scatter(self, outputs, inputs, opts):
+        payload = inputs or [outputs] * self.size()
+        return self._issue("scatter", lambda: self.inner.scatter(outputs, inputs, opts), payload, outputs)
+
+    def barrier(self, opts=None):
+        opts = opts or dist.BarrierOptions()
+        return self._issue("barrier", lambda: self.inner.barrier(opts), None, [])
+
+    def send(self, tensors, dst, tag=0):
+        return self._issue("send", lambda: self.inner.send(tensors, dst, tag), tensors, tensors, f"send-{dst}")
+
+    def recv(self, tensors, src, tag=0):
+        return self._issue("recv", lambda: self.inner.recv(tensors, src, tag), tensors, tensors, f"recv-{src}")
+
+    def recv_anysource(self, tensors, tag=0):
+        return self._issue("recv", lambda: self.inner.recv_anysource(tensors, tag), tensors, tensors, "recv-any")
+
+
+def _listed(tensors: Any) -> list:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def register(spec: WireSpec, board: Board | None = None) -> None:
+    """Make `backend="wire"` known to torch.distributed in this process. Groups whose ranks share a
+    node use the inner link, all others the link between nodes."""
+    inner, inter = Link("inner", spec.inner), Link("inter", spec.inter)
+
+    def create(options, _backend_options) -> Wire:
+        ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+        nodes = {spec.node_of[r] for r in ranks}
+        link = inner if len(nodes) == 1 else inter
+        return Wire(options.store, options.group_rank, options.group_size, options.group_id, link, spec, board,
+                    ranks[options.group_rank])
+
+    dist.Backend.register_backend("wire", create, extended_api=True, devices=["cpu", "cuda"])
