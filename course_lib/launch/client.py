@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from course_lib.launch import frames
 from course_lib.launch.fabric import Fabric, as_fabric
 from course_lib.launch.request import RankDied, RankFailed, Request, RunError, RunNotStarted, RunTimeout
+from course_lib.launch.ship import pack
 
 
 def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto", timeout_s: float = 120.0) -> list:
@@ -35,7 +34,7 @@ def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto",
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from course_lib.launch.elastic import run_here
         return run_here(fn, args, ranks)
-    request = Request(payload=_ship(fn, args), ranks=ranks, fabric=as_fabric(fabric).resolved(ranks),
+    request = Request(payload=pack(fn, args), ranks=ranks, fabric=as_fabric(fabric).resolved(ranks),
                       timeout_s=timeout_s, client_pid=os.getpid(), cwd=os.getcwd(), path=tuple(sys.path),
                       environ=dict(os.environ))
     ours, theirs = socket.socketpair()
@@ -57,15 +56,6 @@ def _refuse(fn: Any, ranks: Any, timeout_s: float) -> None:
         raise ValueError(f"timeout_s={timeout_s!r}: give a number of seconds above 0")
     if "COURSE_RUN" in os.environ:
         raise ValueError("run() was called on a rank: start ranks from the notebook or script, not from inside a run")
-
-
-def _ship(fn: Callable, args: tuple) -> bytes:
-    try:
-        return cloudpickle.dumps((fn, args))
-    except Exception as error:
-        name = getattr(fn, "__qualname__", repr(fn))
-        raise ValueError(f"{name} cannot be shipped to the ranks: {error}. Create such objects (locks, open files, "
-                         "generators, process groups) inside the function instead of capturing them") from error
 
 
 def _collect(sock: socket.socket) -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -9,7 +10,6 @@ import random
 import signal
 import socket
 import sys
-import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +24,7 @@ from course_lib.launch.board import Board
 from course_lib.launch.fabric import Fabric
 from course_lib.launch.link import Pace
 from course_lib.launch.request import Request
+from course_lib.launch.ship import unpack
 from course_lib.launch.wire import WireSpec, register
 
 STACK_SIGNAL = signal.SIGUSR1
@@ -65,7 +66,7 @@ def wires_of(fabric: Fabric) -> netns.Wires:
 def join(request: Request, rank: int, store_path: str, board: Board) -> None:
     """Initialise torch.distributed on this rank."""
     global context
-    spec = wire_spec(request.fabric, request.timeout_s)
+    spec = wire_spec(request.fabric, request.timeout_s + 5)  # so that the supervisor speaks first
     context = Context(rank, request.ranks, request.fabric, spec)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % request.fabric.ranks_per_node),
                       WORLD_SIZE=str(request.ranks), GLOO_SOCKET_IFNAME=spec.interface or "lo",
@@ -93,7 +94,7 @@ def live(request: Request, rank: int, link: socket.socket, stack_file, store_pat
         os.chdir(request.cwd)
         sys.path[:] = request.path
         join(request, rank, store_path, board)
-        fn, args = pickle.loads(request.payload)
+        fn, args = unpack(request.payload)
         result = fn(*args)
         message = ("result", cloudpickle.dumps(result))
     except BaseException as error:
@@ -123,8 +124,5 @@ def _describe(error: BaseException) -> tuple[str, bytes | None]:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass
-    time.sleep(0)

@@ -17,6 +17,7 @@ from course_lib.launch.board import Board
 from course_lib.launch.rank import STACK_SIGNAL, live, wires_of
 from course_lib.launch.request import Request
 
+_OWN_CODE = os.path.join("launch", "rank.py")  # below this frame a stack is ours, not the learner's
 _GRACE_S = 0.3  # after a first failure, how long other ranks may still report
 
 
@@ -37,12 +38,13 @@ def supervise(client: socket.socket, scratch: str, client_pid: int) -> None:
     ranks: list[_Rank] = []
     try:
         request: Request = frames.receive(client)
+        board = Board(request.ranks)
         try:
-            ranks = _start(request, scratch)
+            ranks = _start(request, scratch, board)
         except OSError as error:
             frames.send(client, ("not_started", str(error)))
             return
-        final = _watch(request, client, ranks)
+        final = _watch(request, client, ranks, board)
     except EOFError:
         return
     except BaseException:
@@ -54,12 +56,11 @@ def supervise(client: socket.socket, scratch: str, client_pid: int) -> None:
         frames.send(client, final)
 
 
-def _start(request: Request, scratch: str) -> list[_Rank]:
+def _start(request: Request, scratch: str, board: Board) -> list[_Rank]:
     shaped = request.fabric.kind == "shaped"
     wires = wires_of(request.fabric) if shaped else None
     if shaped:
         netns.make_switch(wires)
-    board = _boards[0] = Board(request.ranks)
     store, me = os.path.join(scratch, "store"), os.getpid()
     ranks = [_fork(request, rank, wires, store, board, me, scratch) for rank in range(request.ranks)]
     if shaped:
@@ -72,9 +73,6 @@ def _start(request: Request, scratch: str) -> list[_Rank]:
             r.link.sendall(b"g")
             r.link.settimeout(None)
     return ranks
-
-
-_boards: dict[int, Board] = {}
 
 
 def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: int, scratch: str) -> _Rank:
@@ -109,7 +107,7 @@ def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: 
     return _Rank(rank, pid, ours, out_r, stack)
 
 
-def _watch(request: Request, client: socket.socket, ranks: list[_Rank]) -> tuple:
+def _watch(request: Request, client: socket.socket, ranks: list[_Rank], board: Board) -> tuple:
     """Pass output on until every rank has answered, one has failed, or time is up."""
     select = selectors.DefaultSelector()
     select.register(client, selectors.EVENT_READ, None)
@@ -122,7 +120,7 @@ def _watch(request: Request, client: socket.socket, ranks: list[_Rank]) -> tuple
         limit = deadline if failed_at is None else failed_at + _GRACE_S
         left = limit - time.monotonic()
         if left <= 0:
-            return _verdict(ranks) if failed_at is not None else _stuck(request, ranks)
+            return _verdict(ranks) if failed_at is not None else _stuck(request, ranks, board)
         for key, _ in select.select(left):
             if key.data is None:
                 raise EOFError("the client has gone or interrupts")
@@ -161,17 +159,17 @@ def _verdict(ranks: list[_Rank]) -> tuple:
     return (answer[0], number, *answer[1:])
 
 
-def _stuck(request: Request, ranks: list[_Rank]) -> tuple:
+def _stuck(request: Request, ranks: list[_Rank], board: Board) -> tuple:
     """Say who waits for whom, and where each silent rank's own code stands."""
     silent = [r for r in ranks if r.answer is None]
     for r in silent:
         with contextlib.suppress(ProcessLookupError):
             os.kill(r.pid, STACK_SIGNAL)
     time.sleep(0.2)
-    lines = [f"no result within {request.timeout_s:g} s.", _boards[0].explain()]
+    lines = [f"no result within {request.timeout_s:g} s.", board.explain()]
     for r in silent:
         r.stack.seek(0)
-        stack = r.stack.read().decode(errors="replace").strip()
+        stack = r.stack.read().decode(errors="replace").partition(_OWN_CODE)[0].rpartition("\n")[0]
         if stack:
             lines.append(f"rank {r.number} stands at:\n{stack}")
     return ("timeout", "\n".join(lines))
