@@ -5,6 +5,7 @@ Nothing heavy is imported before something is drawn: no torch ever, matplotlib a
 
 from __future__ import annotations
 
+from course_lib.show.curve import Point, curve
 from course_lib.show.figure import figure
 
-__all__ = ["figure"]
+__all__ = ["Point", "curve", "figure"]

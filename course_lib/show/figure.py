@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.show import words
-from course_lib.show.scene import Bar, Row, Scene, same_on_every_rank, scene
+from course_lib.show import frame, words
+from course_lib.show.frame import MARGIN
+from course_lib.show.scene import Bar, Piece, Row, Scene, same_on_every_rank, scene
 from course_lib.show.style import LANES, LOOKS, Theme, theme
 from course_lib.timeline import Timeline
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from course_lib.show.picture import Picture
 
-MARGIN, LABELS, AXIS, LEGEND, CAPTION = 14, 124, 48, 22, 20
+LABELS, AXIS, LEGEND, CAPTION = 124, 48, 22, 20
 
 
 class Slot(NamedTuple):
@@ -51,15 +52,15 @@ def figure(timeline: Timeline, *, predicted: Timeline | None = None, step: int |
     height = round(head + lines + body + AXIS + LEGEND + CAPTION + MARGIN / 2)
     look = theme(dark)
     picture = Picture(width_px, height, look, words.sentence(measured, outline, fair))
-    _header(picture, title, words.stats(measured, outline, fair))
+    frame.header(picture, title, words.stats(measured, outline, fair))
     axes = picture.axes_px(LABELS, head + lines, width_px - LABELS - MARGIN, body)
     until = max(measured.step_ns, outline.step_ns if outline else 0, limit_ns or 0)
     _prepare(axes, until, body, look)
     for slot in slots:
         _draw_row(picture, axes, slot, head + lines, look)
     _marks(axes, slots, limit_ns, until, look)
-    _legend(picture, measured, outline, height - CAPTION - LEGEND - MARGIN / 2)
-    _caption(picture, measured, outline, height - CAPTION - MARGIN / 2)
+    frame.legend(picture, measured, outline, height - CAPTION - LEGEND - MARGIN / 2)
+    frame.caption(picture, measured, outline, height - CAPTION - MARGIN / 2)
     return picture
 
 
@@ -85,20 +86,6 @@ def _stack(measured: Scene, outline: Scene | None) -> tuple[list[Slot], float]:
     return slots, top
 
 
-def _header(picture: Picture, title: str | None, strip: list[words.Stat]) -> None:
-    top = MARGIN
-    if title:
-        picture.text_px(MARGIN, top, title, 15, weight="bold")
-        top += 24
-    column = (picture.pixels[0] - 2 * MARGIN) / 4
-    for i, stat in enumerate(strip):
-        left = MARGIN + i * column
-        picture.text_px(left, top, stat.label, 11, color=picture.theme.muted)
-        picture.text_px(left, top + 13, stat.value, 18, weight="bold")
-        if stat.predicted:
-            picture.text_px(left, top + 37, f"predicted {stat.predicted}", 11, color=picture.theme.muted)
-
-
 def _prepare(axes: Axes, until: float, body: float, look: Theme) -> None:
     """Milliseconds to the right, pixels downwards, no frame: the lanes themselves are the frame."""
     from matplotlib.ticker import MaxNLocator
@@ -121,7 +108,10 @@ def _draw_row(picture: Picture, axes: Axes, slot: Slot, head: float, look: Theme
     axes.broken_barh([(0, row.stop / 1e6)], (slot.top, slot.height), facecolors="none" if slot.outline else look.lane,
                      edgecolors=look.grid if slot.outline else "none", linewidth=0.6, zorder=1, label="_lane")
     per_track = slot.height / row.tracks
+    left, right = axes.get_xlim()
+    pixel = (right - left) * 1e6 / (axes.get_position().width * axes.figure.pixels[0])
     for look_name, track, pieces in _by_look(row):
+        pieces = _thin(pieces, pixel)
         _bars(axes, look_name, [(p.start / 1e6, (p.stop - p.start) / 1e6) for p in pieces],
               (slot.top + track * per_track, per_track), slot.outline, look)
     _numbers(axes, slot, per_track, look)
@@ -133,9 +123,9 @@ def _draw_row(picture: Picture, axes: Axes, slot: Slot, head: float, look: Theme
     picture.text_px(LABELS - 8, middle, row.role, 10, va="center", ha="right", color=look.muted)
 
 
-def _by_look(row: Row) -> Iterator[tuple[str, int, list]]:
+def _by_look(row: Row) -> Iterator[tuple[str, int, list[Piece]]]:
     """Pieces grouped by look and track, so that a row is a handful of artists however many spans it has."""
-    groups: dict[tuple[str, int], list] = {}
+    groups: dict[tuple[str, int], list[Piece]] = {}
     for bar in row.bars:
         for piece in bar.pieces:
             groups.setdefault((piece.look, bar.track), []).append(piece)
@@ -143,6 +133,21 @@ def _by_look(row: Row) -> Iterator[tuple[str, int, list]]:
         for (look_name, track), pieces in groups.items():
             if look_name == name:
                 yield name, track, pieces
+
+
+def _thin(pieces: list[Piece], pixel: float) -> list[Piece]:
+    """Join bars that are too small to be told apart: a trace may have more kernels than the screen has pixels.
+
+    A bar below two pixels is joined to the one before it when less than half a pixel is between them.
+    """
+    out: list[Piece] = []
+    for p in pieces:
+        small = bool(out) and min(p.stop - p.start, out[-1].stop - out[-1].start) < 2 * pixel
+        if small and p.start - out[-1].stop < pixel / 2:
+            out[-1] = Piece(p.look, out[-1].start, max(p.stop, out[-1].stop))
+        else:
+            out.append(p)
+    return out
 
 
 def _bars(axes: Axes, name: str, spans: list[tuple[float, float]], band: tuple[float, float], outline: bool,
@@ -176,8 +181,8 @@ def _numbers(axes: Axes, slot: Slot, per_track: float, look: Theme) -> None:
             continue
         begin, look_name = _moving(bar)
         fill, ink = (look.paper, look.ink) if slot.outline else LOOKS[look_name][:2]
-        axes.text((begin + bar.stop) / 2e6, slot.top + (bar.track + 0.5) * per_track, text, color=ink,
-                  fontsize=points(11 if per_track > 18 else 9), ha="center", va="center_baseline", zorder=6,
+        axes.text((begin + bar.stop) / 2e6, slot.top + (bar.track + 0.5) * per_track, text, color=ink, weight="bold",
+                  fontsize=points(10.5 if per_track > 18 else 9), ha="center", va="center_baseline", zorder=6,
                   path_effects=[withStroke(linewidth=3.2, foreground=fill)], clip_on=True)
 
 
@@ -213,28 +218,3 @@ def _marks(axes: Axes, slots: list[Slot], limit_ns: float | None, until: float, 
         if not said:
             say(x, "end of backward", 0)
         said = True
-
-
-def _legend(picture: Picture, measured: Scene, outline: Scene | None, top: float) -> None:
-    from matplotlib.patches import Patch
-
-    look, drawn = picture.theme, measured.looks | (outline.looks if outline else set())
-    keys = []
-    for name, (fill, _, hatch, label) in LOOKS.items():
-        if name not in drawn:
-            continue
-        if name == "wait":
-            keys.append(Patch(facecolor="none", edgecolor=fill, linewidth=1.7, label=label))
-        else:
-            keys.append(Patch(facecolor=fill, edgecolor=look.paper, hatch=hatch * 2 or None, linewidth=0, label=label))
-    across, down = picture.pixels
-    picture.legend(handles=keys, loc="upper left", bbox_to_anchor=(MARGIN / across, 1 - top / down), ncols=len(keys),
-                   frameon=False, fontsize=7.6, labelcolor=look.ink, borderpad=0, borderaxespad=0, handlelength=1.5,
-                   handletextpad=0.5, columnspacing=1.3)
-
-
-def _caption(picture: Picture, measured: Scene, outline: Scene | None, top: float) -> None:
-    said = measured.provenance if measured.step is None else f"{measured.provenance}, step {measured.step}"
-    if outline:
-        said += f"  ·  outline: {outline.provenance}"
-    picture.text_px(MARGIN, top, said, 10, color=picture.theme.muted, label="provenance")

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.timeline import Span, Timeline, intersect, length, subtract, union
+from course_lib.overlap import Report, report
+from course_lib.timeline import Span, Timeline, intersect, subtract, union
 
 COMPUTE_LANE = ("compute", "copy", "memset")
 MAX_TRACKS = 4
@@ -56,15 +57,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Scene:
-    """A step, ready to draw. Times in nanoseconds after its start; sums are means over the ranks.
+    """A step, ready to draw. Times in nanoseconds after its start; `exposed_ns` is the mean over the ranks.
 
-    `exposed_ns` and `share` are None when there is no communication span: that is not the same as 0.
+    `exposed_ns` and `share` are None when they cannot be known, and `exposed_ns` also when nothing was
+    sent (`silent`): neither is the same as 0.
     """
 
     rows: tuple[Row, ...]
     step_ns: int
     exposed_ns: float | None
     share: float | None
+    silent: bool
     step: int | None
     provenance: str
 
@@ -73,12 +76,12 @@ class Scene:
         return {p.look for row in self.rows for bar in row.bars for p in bar.pieces}
 
 
-def typical_step(timeline: Timeline) -> int | None:
+def typical_step(found: Report) -> int | None:
     """The step whose time (slowest rank) is the median of all steps, or None when no step is marked."""
     slowest: dict[int, int] = defaultdict(int)
-    for s in timeline:
-        if s.kind == "step":
-            slowest[s.step] = max(slowest[s.step], s.stop - s.start)
+    for r in found.rows:
+        if r.step is not None and r.step >= 0:
+            slowest[r.step] = max(slowest[r.step], r.span)
     order = sorted(slowest, key=lambda step: (slowest[step], step))
     return order[(len(order) - 1) // 2] if order else None
 
@@ -86,30 +89,33 @@ def typical_step(timeline: Timeline) -> int | None:
 def scene(timeline: Timeline, step: int | None = None) -> Scene:
     """What is drawn of one step (the typical one by default; everything when no step is marked).
 
-    Raises `ValueError` when the step asked for is not in the timeline.
+    The numbers are those of `overlap.report`. Raises `ValueError` when the step asked for is not there.
     """
     if step is not None and step not in timeline.steps:
         raise ValueError(f"step {step} is not in this timeline; it has {timeline.steps or 'no marked steps'}")
-    step = typical_step(timeline) if step is None else step
-    spans, windows = _of_step(timeline, step)
-    origin = min((w[0] for w in windows.values()), default=0)
-    arrivals = _last_arrivals(spans)
+    found = report(timeline)
+    step = typical_step(found) if step is None else step
+    measured = {r.rank: r for r in found.rows if r.step == (-1 if step is None else step)}
+    work = [s for s in timeline if s.rank in measured and (s.kind == "comm" or s.kind in COMPUTE_LANE)]
+    marks = {s.rank: s.start for s in timeline if s.kind == "step" and s.step == step}
+    mine = {rank: [s for s in work if s.rank == rank and (step is None or s.step == step)] for rank in measured}
+    starts = {rank: marks.get(rank, min((s.start for s in mine[rank]), default=0)) for rank in measured}
+    origin = min(starts.values(), default=0)
+    waits = _waits(found)
     rows: list[Row] = []
-    sums = np.zeros(3)
-    for rank in sorted(windows):
-        mine = [s for s in spans if s.rank == rank]
-        compute = union(_times(s for s in mine if s.kind == "compute"))
-        comm = union(_times(s for s in mine if s.kind == "comm"))
-        sums += (length(comm), length(subtract(comm, compute)), windows[rank][1] - windows[rank][0])
-        end, stop = backward_end(mine), windows[rank][1] - origin
+    for rank, spans in sorted(mine.items()):
+        cover = union(_times(s for s in work if s.rank == rank and s.kind == "compute"))
+        end, stop = backward_end(spans), starts[rank] + measured[rank].span - origin
         end = None if end is None else end - origin
-        rows.append(_row(rank, "compute", stop, end, [(s, _plain(s)) for s in mine if s.kind in COMPUTE_LANE], origin))
-        wire = [(s, _wire_pieces(s, compute, arrivals)) for s in mine if s.kind == "comm"]
-        rows.append(_row(rank, "wire", stop, end, wire, origin))
-    has_comm = any(s.kind == "comm" for s in spans)
-    step_ns = max((stop - start for start, stop in windows.values()), default=0)
-    return Scene(tuple(rows), step_ns, sums[1] / len(windows) if has_comm else None,
-                 sums[0] / sums[2] if has_comm and sums[2] else None, step, timeline.provenance)
+        compute = [(s, (Piece(s.kind, s.start, s.stop),)) for s in spans if s.kind in COMPUTE_LANE]
+        rows.append(_row(rank, "compute", stop, end, compute, origin))
+        rows.append(_row(rank, "wire", stop, end, _wire_bars(spans, cover, waits), origin))
+    known = [r for r in measured.values() if r.comm is not None]
+    exposed = [r.exposed for r in known if r.exposed is not None]
+    span = sum(r.span for r in known)
+    return Scene(tuple(rows), max((r.span for r in measured.values()), default=0),
+                 sum(exposed) / len(exposed) if exposed else None, sum(r.comm for r in known) / span if span else None,
+                 bool(known) and not any(r.comm for r in known), step, timeline.provenance)
 
 
 def backward_end(spans: Iterable[Span]) -> int | None:
@@ -128,55 +134,35 @@ def same_on_every_rank(scene: Scene) -> bool:
     return all(len(rows) == 1 for rows in seen.values())
 
 
-def _of_step(timeline: Timeline, step: int | None) -> tuple[list[Span], dict[int, tuple[int, int]]]:
-    """Spans of the step and its window per rank. Spans without a step number belong by their time."""
-    windows = {s.rank: (s.start, s.stop) for s in timeline if s.kind == "step" and s.step == step}
-    drawn = [s for s in timeline if s.kind == "comm" or s.kind in COMPUTE_LANE]
-    if step is not None:
-        def belongs(s: Span) -> bool:
-            low, high = windows.get(s.rank, (0, -1))
-            return s.step == step or (s.step < 0 and s.stop > low and s.start < high)
-        drawn = [s for s in drawn if belongs(s)]
-    for rank in {s.rank for s in drawn} - set(windows):
-        times = _times(s for s in drawn if s.rank == rank)
-        windows[rank] = (int(times[:, 0].min()), int(times[:, 1].max()))
-    return drawn, windows
-
-
 def _times(spans: Iterable[Span]) -> np.ndarray:
     return np.array([(s.start, s.stop) for s in spans], np.int64).reshape(-1, 2)
 
 
-def _plain(span: Span) -> tuple[Piece, ...]:
-    return (Piece(span.kind, span.start, span.stop),)
+def _waits(found: Report) -> dict[tuple[int, int, int, int], int]:
+    """Nanoseconds that a rank's k-th collective of a step and bucket waited for the last rank."""
+    return {(rank, c.step, c.bucket, c.sequence): wait for c in found.collectives for rank, wait in c.wait or ()}
 
 
-def _last_arrivals(spans: list[Span]) -> dict[Span, int]:
-    """When the last rank entered the collective that each communication span is part of.
-
-    The k-th span of one step, name and bucket on each rank is taken for the same collective.
-    """
-    seen: dict[tuple, int] = defaultdict(int)
-    groups: dict[tuple, list[Span]] = defaultdict(list)
-    for s in spans:
-        if s.kind == "comm":
-            key = (s.rank, s.step, s.name, s.bucket)
-            groups[(s.step, s.name, s.bucket, seen[key])].append(s)
-            seen[key] += 1
-    return {s: max(p.start for p in group) for group in groups.values() for s in group if len(group) > 1}
+def _wire_bars(spans: list[Span], compute: np.ndarray, waits: dict) -> list[tuple[Span, tuple[Piece, ...]]]:
+    uses: dict[tuple[int, int], int] = defaultdict(int)
+    bars = []
+    for s in (s for s in spans if s.kind == "comm"):
+        use = uses[s.step, s.bucket]
+        uses[s.step, s.bucket] += 1
+        bars.append((s, _wire_pieces(s, compute, waits.get((s.rank, s.step, s.bucket, use), 0))))
+    return bars
 
 
-def _wire_pieces(span: Span, compute: np.ndarray, arrivals: dict[Span, int]) -> tuple[Piece, ...]:
+def _wire_pieces(span: Span, compute: np.ndarray, wait: int) -> tuple[Piece, ...]:
     """Hidden and exposed parts of a communication span and, over them, the part spent waiting."""
     near = compute[np.searchsorted(compute[:, 1], span.start, "right"):np.searchsorted(compute[:, 0], span.stop)]
     whole = np.array([(span.start, span.stop)], np.int64)
     parts = [Piece("hidden", *iv) for iv in intersect(whole, near).tolist()]
     parts += [Piece("exposed", *iv) for iv in subtract(whole, near).tolist()]
     parts.sort(key=lambda p: p.start)
-    arrival = min(arrivals.get(span, span.start), span.stop)
     # A hundredth of the span is jitter between clocks and threads, not a late rank.
-    if arrival - span.start > (span.stop - span.start) // 100:
-        parts.append(Piece("wait", span.start, arrival))
+    if wait > (span.stop - span.start) // 100:
+        parts.append(Piece("wait", span.start, min(span.start + wait, span.stop)))
     return tuple(parts)
 
 

@@ -29,6 +29,9 @@ LOOKS: dict[str, Look] = {
     "memset": Look("#999999", "#0B0B0B", "", "memset"),
 }
 
+BEST = "#E69F00"
+"""The best plan, wherever it is marked."""
+
 
 @dataclass(frozen=True)
 class Theme:
@@ -71,4 +74,5 @@ def as_dict() -> dict:
         "looks": {name: look._asdict() for name, look in LOOKS.items()},
         "themes": {name: asdict(t) for name, t in THEMES.items()},
         "lanes": asdict(LANES),
+        "best": BEST,
     }

@@ -15,16 +15,21 @@ class Stat(NamedTuple):
     predicted: str = ""
 
 
-def ms(ns: float | None) -> str:
+def ms(ns: float) -> str:
     """Nanoseconds in milliseconds with three or four significant digits."""
-    if ns is None:
-        return "–"
     value = ns / 1e6
     return f"{value:.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f} ms"
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
+    return "unknown" if share is None else f"{100 * share:.0f} %"
+
+
+def exposed(scene: Scene) -> str:
+    """Exposed time, or which of the other two answers it is."""
+    if scene.exposed_ns is None:
+        return "nothing sent" if scene.silent else "unknown"
+    return ms(scene.exposed_ns)
 
 
 def size(count: int) -> str:
@@ -41,7 +46,7 @@ def stats(measured: Scene, predicted: Scene | None = None, fair: float | None = 
     other = predicted or measured
     strip = [
         Stat("step", ms(measured.step_ns), said(ms(other.step_ns))),
-        Stat("exposed", ms(measured.exposed_ns), said(ms(other.exposed_ns))),
+        Stat("exposed", exposed(measured), said(exposed(other))),
         Stat("communication", percent(measured.share), said(percent(other.share))),
     ]
     if fair is not None:
