@@ -3,17 +3,19 @@
 `report` turns a `Timeline` into rows per rank and step, per bucket and per collective; `fair_score`
 and `attained` turn step times into scores. All sums are integer nanoseconds, ratios come last.
 
-Three answers are kept apart everywhere: *no communication happened* (`comm` is 0, `exposed`, `hidden`
-and `overlap` are None), *cannot know* (`comm` or what hides it is None) and a measured *0*. Each row
-says which in its `sentence`.
+Three answers are kept apart everywhere: *no communication happened* (`comm` is 0; `exposed`, `hidden`
+and `overlap` are None), *cannot know* (`comm` is None, or it is known and `hidden` is None) and a
+measured *0*. Each row says which in its `sentence`.
 """
 
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -72,7 +74,8 @@ class Row:
             return ("Cannot know what communication cost: no communication was recorded where there should be some, "
                     "or no device work at all. Record the devices, or teach the classifier these names.")
         if self.comm == 0:
-            return "No communication happened, so there was nothing to hide."
+            return ("No communication happened, so there was nothing to hide." if self.hidden is None else
+                    "Communication took no measurable time, so there was nothing to hide.")
         if self.hidden is None:
             return (f"Cannot know how much of {_ms(self.comm)} of communication was hidden: no compute was recorded "
                     "beside it.")
@@ -105,10 +108,11 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One collective seen from every rank, matched by order within (step, bucket); `bucket` is -1 where the
-    spans have none. `wait` pairs each rank with last arrival − own start, in ns; `transfer` is what the wire
-    itself took, None when it cannot be known (one rank only, ranks that disagree, point-to-point). `late`
-    names the ranks the others waited for."""
+    """One collective seen from every rank, matched by order within (step, bucket, name); `bucket` is -1 where
+    the spans have none, and groups that work side by side need names of their own. `wait` pairs each rank
+    with last arrival − own start, in ns; `transfer` is what the wire itself took. Both are None when they
+    cannot be known: one rank only, ranks that issued different numbers, point-to-point. `late` names the
+    ranks the others waited for."""
 
     step: int
     bucket: int
@@ -158,8 +162,11 @@ class Report:
 
 
 def report(timeline: Timeline, *, warmup: int = 0) -> Report:
-    """Measure `timeline` after dropping the first `warmup` steps. A rank without `step` spans is taken as one
-    step, -1. Raises `ValueError` when no step is left or a step number occurs twice on a rank."""
+    """Measure `timeline` after dropping the first `warmup` steps.
+
+    A span belongs to the step whose number it carries, and without a number to the step during which it
+    started. A rank without `step` spans is taken as one step, -1. Raises `ValueError` when no step is left
+    or a step number occurs twice on a rank."""
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}; give the number of steps to drop, 0 or more")
     rows: list[Row] = []
@@ -176,7 +183,9 @@ def report(timeline: Timeline, *, warmup: int = 0) -> Report:
     if timeline.ranks and not rows:
         raise ValueError(f"warmup={warmup} drops all {len(timeline.steps)} recorded steps; record more or drop fewer")
     collectives = _collectives(comm)
-    slowest = {r.step: max(q.span for q in rows if q.step == r.step) for r in rows}
+    slowest: dict[int, int] = defaultdict(int)
+    for r in rows:
+        slowest[r.step] = max(slowest[r.step], r.span)
     ranks = tuple(_pool([r for r in rows if r.rank == k], k) for k in timeline.ranks)
     return Report(tuple(rows), ranks, _pool(rows, None), tuple(slowest[k] for k in sorted(slowest)), tuple(buckets),
                   collectives, _late_overall(collectives), timeline.provenance)
@@ -199,51 +208,61 @@ def _near(cover: np.ndarray, sets: np.ndarray) -> np.ndarray:
 
 
 def _windows(spans: Sequence[Span], warmup: int) -> list[tuple[int, tuple[int, int], list[Span]]]:
-    """(step, its host window, the spans that carry its number) of one rank, after the warm-up."""
-    marks = {s.step: s for s in spans if s.kind == "step"}
-    if not marks:
+    """(step, its host window, its spans) of one rank, after the warm-up."""
+    steps = sorted((s for s in spans if s.kind == "step"), key=lambda s: s.step)
+    if not steps:
         return [(-1, (min(s.start for s in spans), max(s.stop for s in spans)), list(spans))]
-    if len(marks) < sum(s.kind == "step" for s in spans):
-        raise ValueError(f"rank {spans[0].rank} has two steps of the same number; number the measured steps 0, 1, 2, …")
-    inside: dict[int, list[Span]] = defaultdict(list)
+    if any(a.step == b.step for a, b in pairwise(steps)):
+        raise ValueError(f"rank {spans[0].rank} has two steps of the same number; number measured steps 0, 1, 2, …")
+    inside: dict[int, list[Span]] = {s.step: [] for s in steps}
+    by_time = sorted(steps, key=lambda s: s.start)
+    begins = [s.start for s in by_time]
     for s in spans:
-        inside[s.step].append(s)
-    return [(k, (marks[k].start, marks[k].stop), inside[k]) for k in sorted(marks)[warmup:]]
+        step = s.step
+        if step < 0 and (k := bisect_right(begins, s.start)) and s.start < by_time[k - 1].stop:
+            step = by_time[k - 1].step
+        if step in inside:
+            inside[step].append(s)
+    return [(s.step, (s.start, s.stop), inside[s.step]) for s in steps[warmup:]]
 
 
 def _row(rank: int, step: int, window: tuple[int, int], spans: list[Span], cover: tuple[np.ndarray, np.ndarray],
          lanes: set[str]) -> Row:
     work = [s for s in spans if s.kind in WORK]
+    wires = {s.lane for s in spans if s.kind == "comm"}
     m = _cover(spans, "comm")
     # A step's communication may run under the next step's compute; that hides it just as well.
     c, p = (_near(k, m) for k in cover)
-    launched = any(s.kind in ("comm", "queue") or s.kind == "fill" for s in spans)
-    know_comm = bool(m.size) or (bool(work) and not launched) or any(s.kind == "comm" for s in spans)
-    know = bool(m.size) and bool(lanes)
+    # Launched but never seen, or nothing seen at all, is not the same as "there was none".
+    know_comm = bool(wires) or (bool(work) and not any(s.kind == "queue" for s in spans))
+    know_hidden = bool(wires and lanes)
     # Without recorded compute the last device span is not the end of the step; the host's own end stands in.
     stop = max(s.stop for s in work) if work and lanes else window[1]
-    used = {s.lane for s in spans if s.kind == "comm"}
-    return Row(rank, step, 1, max(stop - window[0], 0), length(_cover(spans, "compute")) if lanes else None,
-               length(m) if know_comm else None, length(_cover(spans, "copy")), length(_cover(spans, "memset")),
-               length(subtract(m, c)) if know else None,
-               length(subtract(subtract(m, c), p)) if know else None, length(intersect(m, c)) if know else None,
-               length(_cover(spans, "compute", "comm", "copy")),
-               ", ".join(sorted(used)) if used and used <= lanes else None)
+    return Row(
+        rank, step, 1, span=max(stop - window[0], 0),
+        compute=length(_cover(spans, "compute")) if lanes else None,
+        comm=length(m) if know_comm else None,
+        copy=length(_cover(spans, "copy")), memset=length(_cover(spans, "memset")),
+        exposed=length(subtract(m, c)) if know_hidden else None,
+        exposed_beyond_copies=length(subtract(subtract(m, c), p)) if know_hidden else None,
+        hidden=length(intersect(m, c)) if know_hidden else None,
+        active=length(_cover(spans, "compute", "comm", "copy")),
+        cannot_overlap=", ".join(sorted(wires)) if wires and wires <= lanes else None)
 
 
 def _pool(rows: Sequence[Row], rank: int | None) -> Row:
     """Sum over the rows that could be measured; rows that cannot know do not count as 0."""
-    known = [r for r in rows if r.comm is not None and not (r.comm and r.hidden is None)]
+    known = [r for r in rows if r.comm == 0 or r.hidden is not None]
     known = known or [r for r in rows if r.comm is not None] or list(rows)
 
     def total(field: str) -> int | None:
         values = [v for r in known if (v := getattr(r, field)) is not None]
         return sum(values) if values else None
 
-    lanes = {r.cannot_overlap for r in known if r.comm}
+    lanes = {r.cannot_overlap or "" for r in known if r.comm}
     return Row(rank, None, len(known), total("span") or 0, total("compute"), total("comm"), total("copy") or 0,
                total("memset") or 0, total("exposed"), total("exposed_beyond_copies"), total("hidden"),
-               total("active") or 0, lanes.pop() if len(lanes) == 1 else None)
+               total("active") or 0, ", ".join(sorted(lanes)) if lanes and "" not in lanes else None)
 
 
 def _shares(spans: list[Span], uses: int) -> list[list[Span]] | None:
@@ -290,29 +309,32 @@ def _bucket_row(rank: int, step: int, bucket: int, use: int, fill: list[Span], q
 
 
 def _collectives(comm: Iterable[Span]) -> tuple[CollectiveRow, ...]:
-    """Match by order within (step, bucket): every rank issues its collectives in the same order."""
-    groups: dict[tuple[int, int], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    """Match by order: every rank issues the collectives of one group in the same order."""
+    groups: dict[tuple[int, int, str], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for s in comm:
-        groups[s.step, s.bucket][s.rank].append(s)
+        groups[s.step, s.bucket, s.name][s.rank].append(s)
     out = []
-    for (step, bucket), ranks in sorted(groups.items()):
-        for k in range(max(map(len, ranks.values()))):
-            out.append(_collective(step, bucket, k, [spans[k] for spans in ranks.values() if k < len(spans)],
-                                   len({len(spans) for spans in ranks.values()}) == 1))
+    for (step, bucket, name), ranks in sorted(groups.items()):
+        counts = [len(spans) for spans in ranks.values()]
+        alone = len(ranks) < 2 or min(counts) < max(counts) or _point_to_point(name)
+        for k in range(max(counts)):
+            out.append(CollectiveRow(step, bucket, k, name, None, None, ()) if alone else
+                       _collective(k, [spans[k] for spans in ranks.values()]))
     return tuple(out)
 
 
-def _collective(step: int, bucket: int, sequence: int, spans: list[Span], agree: bool) -> CollectiveRow:
-    name = spans[0].name
-    lone = len(spans) < 2 or not agree or any(s.name != name for s in spans)
-    if lone or any(word in name.lower() for word in ("send", "recv", "p2p")):
-        return CollectiveRow(step, bucket, sequence, name, None, None, ())
+def _collective(sequence: int, spans: list[Span]) -> CollectiveRow:
     last = max(s.start for s in spans)
     wait = {s.rank: last - s.start for s in spans}
-    transfer = min(s.stop - s.start for s in spans)
-    if _rooted(name):  # the root's end only means "handed over"; the last receiver has it
-        transfer = max(s.stop for s in spans) - last
-    return CollectiveRow(step, bucket, sequence, name, tuple(wait.items()), transfer, _late(wait, transfer))
+    # A root's end only means "handed over"; the last receiver has it.
+    transfer = (max(s.stop for s in spans) - last if _rooted(spans[0].name) else
+                min(s.stop - s.start for s in spans))
+    return CollectiveRow(spans[0].step, spans[0].bucket, sequence, spans[0].name, tuple(wait.items()), transfer,
+                         _late(wait, transfer))
+
+
+def _point_to_point(name: str) -> bool:
+    return any(word in name.lower() for word in ("send", "recv", "p2p"))
 
 
 def _rooted(name: str) -> bool:
@@ -340,37 +362,36 @@ def _late_overall(collectives: Iterable[CollectiveRow]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Score:
-    """A score with what qualifies it. `value` is None when there was nothing to hide. `label` is `nothing to
-    hide`, `calibration` (the bound is not one), `impossible` or empty; `spread` is in units of the score."""
+    """A score with what qualifies it. `value` is None when there was `nothing to hide`; that, `calibration` (the
+    bound is not one) or nothing is the `label`. `spread` is in units of the score. `impossible`: the step was
+    shorter than its compute or its communication alone, and a person decides."""
 
     name: str
     value: float | None
     spread: float = 0.0
     label: str = ""
-
-    @property
-    def impossible(self) -> bool:
-        """The step was shorter than its compute or its communication alone: a person decides."""
-        return self.label == "impossible"
+    impossible: bool = False
 
     @property
     def sentence(self) -> str:
-        if self.value is None:
-            return f"{self.name}: nothing to hide. Even perfect overlap would save under 5 % of the serial step."
-        shown = f"{self.name} = {self.value:.2f}" + (f" ± {self.spread:.2f}" if self.spread else "")
-        if self.impossible:
-            return f"{shown}: impossible. The step is shorter than its compute or its communication alone; work is missing."
-        if self.label == "calibration":
-            return f"{shown}: above 1.03 the bound is wrong, not the run good. Fit a and β again in the same run."
-        if self.value < 0:
-            return f"{shown}: slower than serial."
         goal = "the physical limit" if self.name == "F" else "the best bucket plan"
-        return f"{shown}: {self.value:.0%} of the time that {goal} saves over serial."
+        if self.value is None:
+            said = f"{self.name}: nothing to hide, {goal} would save under 5 % of the serial step."
+        else:
+            shown = f"{self.name} = {self.value:.2f}" + (f" ± {self.spread:.2f}" if self.spread else "")
+            said = f"{shown}: slower than serial." if self.value < 0 else (
+                f"{shown}: {self.value:.0%} of the time that {goal} saves over serial.")
+            if self.label == "calibration":
+                said = f"{shown}: above 1.03 the bound is wrong, not the run good. Fit a and β again in the same run."
+        if self.impossible:
+            said += " Impossible: the step is shorter than its compute or its communication alone, so work is missing."
+        return said
 
 
 def _score(name: str, T_serial: float, T: float, limit: float, spread: float) -> Score:
     if not all(0 < t < float("inf") for t in (T_serial, T, limit)) or spread < 0:
-        raise ValueError(f"times {T_serial}, {T}, {limit} (spread {spread}): give positive step times of one run in one unit")
+        raise ValueError(f"step times {T_serial}, {T}, {limit} (spread {spread}) cannot be scored; "
+                         "give positive times of one run, all in one unit")
     gain = T_serial - limit
     if gain < 0.05 * T_serial:
         return Score(name, None, label="nothing to hide")
@@ -385,7 +406,7 @@ def fair_score(T_serial: float, T: float, Tc: float, Tm: float, *, spread: float
     are not positive."""
     limit = max(Tc, Tm)
     score = _score("F", T_serial, T, limit, spread)
-    return Score("F", score.value, score.spread, "impossible") if T < limit - spread else score
+    return replace(score, impossible=limit - spread > T)
 
 
 def attained(T_serial: float, T: float, T_bound: float, *, spread: float = 0.0) -> Score:
@@ -393,5 +414,5 @@ def attained(T_serial: float, T: float, T_bound: float, *, spread: float = 0.0) 
     costs fitted in the same run (`simulate.buckets.step_bound`). Units and errors as `fair_score`."""
     score = _score("A", T_serial, T, T_bound, spread)
     if score.value is not None and score.value > 1.03:
-        return Score("A", score.value, score.spread, "calibration")
+        return replace(score, label="calibration")
     return score

@@ -15,29 +15,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Span, Timeline
 
 MB = 2**20
-
-
-@dataclass(frozen=True)
-class LinkCost:
-    """Cost of one collective on an idle wire: `a_s` seconds of latency plus `beta_s_per_byte` for every
-    byte of gradient (a ring all-reduce has a = 2(n−1)·α and β = 2(n−1)/n·β_wire). Fit both in the run
-    they are compared with. Raises `ValueError` when either is negative or not finite."""
-
-    a_s: float
-    beta_s_per_byte: float
-
-    def __post_init__(self) -> None:
-        for name, value in (("a_s", self.a_s), ("beta_s_per_byte", self.beta_s_per_byte)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value}, but a cost cannot be negative or infinite; "
-                                 "fit it again from larger and more messages, or use 0")
-
-    def cost(self, bytes: float) -> float:
-        """Seconds that one collective of `bytes` bytes of gradient occupies the wire."""
-        return self.a_s + self.beta_s_per_byte * bytes
 
 
 @dataclass(frozen=True)
@@ -140,7 +121,8 @@ def capped_plan(profile: GradientProfile, caps_bytes: Sequence[float]) -> Bucket
     ready order, a bucket closes as soon as its size is *at least* its cap, the last cap repeats, and a
     parameter is never split. Raises `ValueError` on no cap or a cap that is not positive."""
     if not caps_bytes or not all(c > 0 for c in caps_bytes):
-        raise ValueError(f"bucket caps {list(caps_bytes)} bytes; give at least one, each above 0 (25 MB is DDP's default)")
+        raise ValueError(f"bucket caps of {list(caps_bytes)} bytes; give at least one, each above 0 "
+                         "(DDP's default is 25 * MB)")
     ends, size = [], 0
     for j, b in enumerate(profile.bytes, 1):
         size += b
@@ -182,7 +164,7 @@ def _full(profile: GradientProfile, plan: BucketPlan) -> list[tuple[float, float
     """(first gradient ready, last gradient ready, launched) of every bucket. Buckets are launched in plan
     order on every rank, so one that is full early still waits for those before it."""
     at = dict(zip(profile.names, profile.ready_s))
-    if {n for b in plan.buckets for n in b} != set(at):
+    if sorted(n for b in plan.buckets for n in b) != sorted(at):
         raise ValueError("the plan was made for other gradients than the profile's; make both from the same run")
     spans = [(min(at[n] for n in b), max(at[n] for n in b)) for b in plan.buckets]
     return [(first, full, go) for (first, full), go in zip(spans, accumulate((full for _, full in spans), max))]
