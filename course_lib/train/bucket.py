@@ -1,0 +1,56 @@
+"""A bucket: one flat tensor, and for each of its parameters a view into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class Bucket:
+    """Gradients that travel together. A comm hook sees it as it sees DDP's `GradBucket`.
+
+    `order` is the bucket's number in launch order. The flat buffer has the parameters' dtype and
+    device and holds their gradients one after the other, each contiguous in the parameter's shape.
+    """
+
+    def __init__(self, order: int, params: Sequence[nn.Parameter], last: bool) -> None:
+        self.order, self._params, self._last = order, list(params), last
+        total = sum(p.numel() for p in params)
+        self.flat = torch.zeros(total, dtype=params[0].dtype, device=params[0].device)
+        self.views: list[torch.Tensor] = []
+        start = 0
+        for p in params:
+            self.views.append(self.flat[start:start + p.numel()].view(p.shape))
+            start += p.numel()
+        self.bytes = total * self.flat.element_size()
+        self.waiting = len(params)
+        self.first_ready = self.full = 0
+
+    # what DDP's GradBucket offers to a comm hook
+
+    def buffer(self) -> torch.Tensor:
+        """The flat gradient, 1-D."""
+        return self.flat
+
+    def gradients(self) -> list[torch.Tensor]:
+        """One view a parameter, in the parameter's shape."""
+        return self.views
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._params
+
+    def index(self) -> int:
+        return self.order
+
+    def is_last(self) -> bool:
+        """Is it the last bucket of this backward?"""
+        return self._last
+
+    def set_buffer(self, tensor: torch.Tensor) -> None:
+        """Replace the contents. The storage stays, because `.grad` points into it."""
+        if tensor.numel() != self.flat.numel():
+            raise ValueError(f"bucket {self.order} holds {self.flat.numel()} elements, but {tensor.numel()} were given")
+        if tensor.data_ptr() != self.flat.data_ptr():
+            self.flat.copy_(tensor.view(-1))

@@ -1,0 +1,146 @@
+"""The bucketed reducer: gradients go into buckets as they become ready, full buckets go onto the wire.
+
+Three rules make it right on every rank. Buckets are launched strictly in index order, whatever order
+they fill in, because collectives pair up by the order of their launch. Nothing waits inside backward.
+A gradient that comes after its bucket has left is an error, never a correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib import record
+from course_lib.record import now
+from course_lib.train.bucket import Bucket
+
+CommHook = Callable[[Any, Bucket], torch.futures.Future]
+
+
+class LateGradient(RuntimeError):
+    """A gradient arrived for a bucket that is already on the wire."""
+
+
+class Reducer:
+    """Buckets of one model on one rank.
+
+    `scale` multiplies every gradient on its way into its bucket (1/size for a mean: dividing before the
+    sum keeps half precision in range); None leaves it. With `as_view`, `.grad` becomes the view into the
+    bucket, so that later backward passes accumulate straight into it. A `hook(state, bucket)` replaces the
+    all-reduce and returns a future of the final flat gradient.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], group: dist.ProcessGroup, scale: float | None,
+                 as_view: bool = True, hook: CommHook | None = None, hook_state: Any = None) -> None:
+        self.params, self.group, self.scale, self.as_view = list(params), group, scale, as_view
+        self.hook, self.hook_state = hook, hook_state
+        self.assignment: list[list[int]] = []
+        self.buckets: list[Bucket] = []
+        self.flying: list[tuple[Bucket, Any]] = []
+        self.ready_ns = [0] * len(self.params)
+        self._place: list[tuple[Bucket, torch.Tensor]] = []
+        self._arrived = [False] * len(self.params)
+        self.launched = 0
+        """Buckets on the wire, a prefix of `buckets`."""
+
+    def lay_out(self, assignment: Sequence[Sequence[int]]) -> None:
+        """(Re)make the buckets. Gradients that exist move into their new place and keep their values."""
+        self.assignment = [list(b) for b in assignment]
+        self.buckets = [Bucket(i, [self.params[j] for j in members], i == len(assignment) - 1)
+                        for i, members in enumerate(self.assignment)]
+        place = {j: (bucket, view) for bucket, members in zip(self.buckets, self.assignment)
+                 for j, view in zip(members, bucket.views)}
+        self._place = [place[j] for j in range(len(self.params))]
+        if self.as_view:
+            for param, (_, view) in zip(self.params, self._place):
+                if param.grad is not None:
+                    view.copy_(param.grad)
+                    param.grad = view
+
+    def start(self) -> None:
+        """Before the first gradient of a synchronised backward."""
+        for bucket in self.buckets:
+            bucket.waiting = len(bucket.views)
+        self._arrived = [False] * len(self.params)
+        self.launched = 0
+
+    def ready(self, index: int) -> None:
+        """Gradient `index` is final for this backward: put it into its bucket, launch what is full."""
+        if self._arrived[index]:
+            raise LateGradient
+        bucket, view = self._place[index]
+        param = self.params[index]
+        self._fill(param, view)
+        self._arrived[index] = True
+        self.ready_ns[index] = at = now()
+        if bucket.waiting == len(bucket.views):
+            bucket.first_ready = at
+        bucket.waiting -= 1
+        if not bucket.waiting:
+            bucket.full = at
+            self._launch_full()
+
+    def missing(self) -> list[int]:
+        """Parameters whose gradient has not come in this backward."""
+        return [i for i, here in enumerate(self._arrived) if not here]
+
+    def launch_up_to(self, count: int) -> None:
+        """Launch buckets, full or not, until `count` are on the wire: the other ranks launched as many."""
+        while self.launched < min(count, len(self.buckets)):
+            self._launch(self.buckets[self.launched])
+
+    def wait(self) -> None:
+        """Until every launched bucket holds its final gradient."""
+        for bucket, handle in self.flying:
+            result = handle.wait()
+            if self.hook is not None:
+                bucket.set_buffer(result[0] if isinstance(result, list | tuple) else result)
+        self.flying.clear()
+        self.launched = 0
+
+    def deliver(self, used: Sequence[bool]) -> None:
+        """Make `.grad` of every parameter what its bucket holds. `used[i]` is False for a parameter that no
+        rank used in this window: it keeps what it has, which may be None."""
+        for i, (param, (_, view)) in enumerate(zip(self.params, self._place)):
+            if param.grad is view or (param.grad is None and not used[i]):
+                continue
+            if self.as_view:
+                param.grad = view
+            elif param.grad is None:
+                param.grad = view.clone()
+            else:
+                param.grad.copy_(view)
+
+    def _fill(self, param: nn.Parameter, view: torch.Tensor) -> None:
+        grad = param.grad
+        if grad is None:
+            view.zero_()
+        elif self.scale is not None:
+            torch.mul(grad, self.scale, out=view)
+        elif grad is not view:
+            view.copy_(grad)
+        if self.as_view and grad is not None and grad is not view:
+            param.grad = view
+
+    def _launch_full(self) -> None:
+        while self.launched < len(self.buckets) and not self.buckets[self.launched].waiting:
+            bucket = self.buckets[self.launched]
+            if (recorder := record.active()) is not None:
+                recorder.add("fill", "bucket", f"bucket {bucket.order}", bucket.first_ready, bucket.full, bucket.bytes,
+                             bucket.order)
+            self._launch(bucket)
+
+    def _launch(self, bucket: Bucket) -> None:
+        self.launched += 1
+        if not bucket.bytes:
+            return
+        with record.tag(bucket.order):
+            if self.hook is None:
+                handle = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            else:
+                handle = self.hook(self.hook_state, bucket)
+        self.flying.append((bucket, handle))

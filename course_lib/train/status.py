@@ -1,0 +1,103 @@
+"""What a rank has done in the present window, and the judgement on all ranks' accounts of it.
+
+A *window* is the micro-steps of one optimizer update, ended by `finish_gradient_synchronization()`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from course_lib.train.control import ranks_text
+
+
+class Call(IntEnum):
+    """Where a rank is when it compares notes."""
+
+    FINISH = 0
+    """in finish_gradient_synchronization()"""
+    SYNC = 1
+    """a synchronised backward ended inside the window, and its gradients are wanted now"""
+    STEP = 2
+    """the optimizer wants to step before finish_gradient_synchronization()"""
+    GIVE_UP = 3
+    """an exception ended a synchronised backward; the rank is in its next forward"""
+
+
+@dataclass(frozen=True)
+class Status:
+    """One rank's account. `seen` has bit i set when parameter i got a gradient in this window."""
+
+    call: Call
+    window: int
+    forwards: int
+    backwards: int
+    synced: int
+    loose: int
+    """1 if the last backward pass of the window ran under no_sync()."""
+    broken: int
+    """1 if the last backward pass raised."""
+    launched: int
+    """Buckets launched since the ranks last compared notes."""
+    steps: int
+    """Optimizer steps since the module was wrapped."""
+    seen: int = 0
+
+    def pack(self, parameters: int) -> bytes:
+        head = struct.pack("<9q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
+                           self.broken, self.launched, self.steps)
+        return head + self.seen.to_bytes(parameters // 8 + 1, "little")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Status:
+        call, *numbers = struct.unpack("<9q", data[:72])
+        return cls(Call(call), *numbers, seen=int.from_bytes(data[72:], "little"))
+
+
+def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[str], find_unused: bool) -> str | None:
+    """What is wrong with the window, in one sentence with the remedy, or None. `ranks` are the global
+    ranks of `statuses`, `names` the trainable parameters in bit order. Every rank comes to the same verdict."""
+    def where(wrong) -> list[int]:
+        return [r for r, s in zip(ranks, statuses) if wrong(s)]
+
+    window = f"window {max(s.window for s in statuses)}"
+    most = max(s.backwards for s in statuses)
+    if bad := where(lambda s: s.call == Call.STEP):
+        return (f"{window}: the optimizer of {ranks_text(bad)} was about to step before "
+                "finish_gradient_synchronization(); call it after the last backward pass of every window")
+    if bad := where(lambda s: s.call == Call.GIVE_UP or s.broken):
+        return (f"{window}: an exception ended the backward pass of {ranks_text(bad)}; the gradients of this window "
+                "were dropped on all ranks: start the next window, on all ranks")
+    if bad := where(lambda s: s.backwards < most or not s.backwards):
+        counts = ", ".join(f"rank {r}: {s.backwards} backward of {s.forwards} forward passes"
+                           for r, s in zip(ranks, statuses))
+        return (f"{window}: {ranks_text(bad)} skipped a backward pass ({counts}); run every backward pass on every "
+                "rank, with a loss of 0 where there is nothing to learn")
+    if bad := where(lambda s: not s.synced):
+        return (f"{window}: every forward pass of {ranks_text(bad)} ran under no_sync(), so nothing was sent; run the "
+                "last micro-step's forward outside no_sync(), also in a short last window")
+    if bad := where(lambda s: s.loose):
+        return (f"{window}: the last forward pass of {ranks_text(bad)} ran under no_sync(), so its gradients were not "
+                "sent; run the last micro-step's forward outside no_sync()")
+    if len({(s.call, s.synced) for s in statuses}) > 1:
+        counts = ", ".join(f"rank {r}: {s.synced}" for r, s in zip(ranks, statuses))
+        return (f"{window}: the ranks synchronised different micro-steps ({counts} so far); enter and leave no_sync() "
+                "at the same micro-steps on every rank")
+    if len({(s.window, s.steps) for s in statuses}) > 1:
+        counts = ", ".join(f"rank {r}: {s.steps} steps in {s.window} windows" for r, s in zip(ranks, statuses))
+        return (f"{window}: the ranks are not at the same update ({counts}), so their parameters differ; step the "
+                "optimizer on all ranks or on none")
+    if not find_unused and (missing := _missing(ranks, statuses, names)):
+        return (f"{window}: no gradient for {missing}; if some forward passes do not use every parameter, pass "
+                "find_unused=True, else freeze what is never used (requires_grad_(False)) before wrapping")
+    return None
+
+
+def _missing(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[str]) -> str:
+    """`'a' and 'b' on rank 1`; at most six names."""
+    absent = {name: [r for r, s in zip(ranks, statuses) if not s.seen >> i & 1] for i, name in enumerate(names)}
+    absent = {name: where for name, where in absent.items() if where}
+    parts = [f"{name!r} on {ranks_text(where)}" for name, where in list(absent.items())[:6]]
+    return ", ".join(parts) + (f" and {len(absent) - 6} more" if len(absent) > 6 else "")
