@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from course_lib.launch.wire import Wire
 
 __all__ = ["PRESETS", "Fabric", "RankDied", "RankFailed", "RunError", "RunNotStarted", "RunTimeout", "context",
-           "control_group", "run", "warm_up", "wire"]
+           "control_group", "current_wire", "run", "warm_up"]
 
 
 def context() -> Context:
@@ -26,7 +26,7 @@ def context() -> Context:
     return rank.context
 
 
-def wire() -> Wire:
+def current_wire() -> Wire:
     """The default group's Wire, with its `traffic`. Raises `RuntimeError` where there is none (NCCL, plain gloo)."""
     import torch.distributed as dist
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from course_lib.launch import frames
+from course_lib.launch.ceiling import refuse_above_ceiling
 from course_lib.launch.fabric import Fabric, as_fabric
 from course_lib.launch.request import RankDied, RankFailed, Request, RunError, RunNotStarted, RunTimeout
 from course_lib.launch.ship import pack
@@ -34,7 +35,9 @@ def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto",
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from course_lib.launch.elastic import run_here
         return run_here(fn, args, ranks)
-    request = Request(payload=pack(fn, args), ranks=ranks, fabric=as_fabric(fabric).resolved(ranks),
+    wires = as_fabric(fabric).resolved(ranks)
+    refuse_above_ceiling(wires, ranks)
+    request = Request(payload=pack(fn, args), ranks=ranks, fabric=wires,
                       timeout_s=timeout_s, client_pid=os.getpid(), cwd=os.getcwd(), path=tuple(sys.path),
                       environ=dict(os.environ))
     ours, theirs = socket.socketpair()

@@ -1,9 +1,9 @@
 """A link: what one rank's bytes queue on. One thread moves, another tells the waiters.
 
 Plain gloo shares the wire between its worker threads, so two buckets issued together both end late;
-here they go one after the other, as on a network card with one stream. The futures of a collective
-complete on a thread of their own: a callback that issues the next collective can never block the
-thread that would have to move it.
+here they go one after the other, as on a network card with one stream. Futures complete on a second
+thread, in order: a callback that issues the next collective, or waits for its work, never blocks the
+thread that has to move it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,17 @@ class WireWork(dist.Work):
     def get_future(self) -> Future:
         return self.future
 
-    def _complete(self, value: Any, error: Exception | None) -> None:
+    def finish(self, error: Exception | None) -> None:
+        """Let `wait()` return. Called by the thread that moved the bytes."""
         self.error = error
         self._done.set()
-        if error is None:
+
+    def tell(self, value: Any) -> None:
+        """Complete the future and so run its callbacks. They may issue collectives and wait for the work."""
+        if self.error is None:
             self.future.set_result(value)
         else:
-            self.future.set_exception(error)
+            self.future.set_exception(self.error)
 
 
 @dataclass
@@ -126,7 +130,8 @@ class Link:
             freed = now()
             if item.after:
                 item.after(begin, freed)
-            self._finished.put((item, error))
+            item.work.finish(error)
+            self._finished.put(item)
             del item
 
     def _carry(self, item: Transfer, begin: int) -> None:
@@ -148,6 +153,6 @@ class Link:
 
     def _complete(self) -> None:
         while True:
-            item, error = self._finished.get()
-            item.work._complete(item.result, error)
+            item = self._finished.get()
+            item.work.tell(item.result)
             del item

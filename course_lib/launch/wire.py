@@ -120,10 +120,11 @@ class Wire(dist.ProcessGroup):
 
     def _issue(self, op: str, start, payload: Any, result: Any, lane: str = "collective") -> WireWork:
         """Queue a transfer. `payload` are the tensors whose bytes count; `result` what its future gives."""
-        size, nbytes = self.size(), _nbytes(payload)
-        moved = _SHARE[op](size) * nbytes
+        ranks, nbytes = self.size(), _nbytes(payload)
+        moved = _SHARE[op](ranks) * nbytes
         recorder, step, bucket = record.active(), getattr(record.active(), "step", -1), record.tagged()
-        what = f"{op}, {nbytes / 2**20:.3g} MB" + (f", bucket {bucket}" if bucket >= 0 else "")
+        size_text = f"{nbytes / 2**20:.3g} MB" if nbytes >= 2**18 else f"{nbytes} bytes"
+        what = f"{op}, {size_text}" + (f", bucket {bucket}" if bucket >= 0 else "")
         self.traffic.calls[op] += 1
         self.traffic.bytes[op] += moved
         issued = record.now()
@@ -137,7 +138,7 @@ class Wire(dist.ProcessGroup):
                     recorder.add("queue", "wire", op, issued, begin, nbytes, bucket, step)
                 recorder.add("comm", "wire", op, begin, end, nbytes, bucket, step)
 
-        paced = self.spec.kind == "paced" and lane == "collective" and size > 1
+        paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
         return self.link.put(lane, Transfer(work, start, result, moved, issued,
                                             enter=self._last_entry if paced else None,
                                             before=lambda: self._enter(what), after=after))

@@ -1,0 +1,314 @@
+"""Starting ranks: results, output, every way of ending, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import pytest
+
+from course_lib.launch import Fabric, RankDied, RankFailed, RunTimeout, context, run
+from course_lib.launch.fabric import shaped_works
+
+needs_shaped = pytest.mark.skipif(not shaped_works(), reason="ip and tc do not work in a user namespace here")
+FABRICS = ["loopback", "paced", pytest.param("shaped", marks=needs_shaped)]
+
+
+def rank_sum(x):
+    import torch
+    import torch.distributed as dist
+    t = torch.full((3,), float(dist.get_rank() + x))
+    dist.all_reduce(t)
+    return dist.get_rank(), t.tolist()
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_results_come_back_in_rank_order(fabric, ranks):
+    expected = [float(sum(range(ranks)) + ranks)] * 3
+    assert run(rank_sum, 1, ranks=ranks, fabric=fabric) == [(r, expected) for r in range(ranks)]
+
+
+def test_a_large_result_and_a_local_closure_travel():
+    scale = 3
+
+    def big():
+        return bytes([scale]) * (5 << 20)
+
+    assert run(big, ranks=2, fabric="loopback") == [b"\x03" * (5 << 20)] * 2
+
+
+def test_works_inside_a_running_event_loop():
+    async def cell():
+        return run(rank_sum, 0, ranks=2, fabric="loopback")
+
+    assert asyncio.run(cell())[1][1] == [1.0] * 3
+
+
+def test_output_is_marked_with_its_rank(capfd):
+    run(lambda: print("one\ntwo", flush=True), ranks=2, fabric="loopback")
+    lines = capfd.readouterr().out.splitlines()
+    assert sorted(lines) == ["[rank 0] one", "[rank 0] two", "[rank 1] one", "[rank 1] two"]
+
+
+def test_output_appears_while_the_rank_runs(capfd):
+    seen = []
+
+    def watch():
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and not seen:
+            if "early" in capfd.readouterr().out:
+                seen.append(time.monotonic())
+            time.sleep(0.02)
+
+    def chatty():
+        print("early", flush=True)
+        time.sleep(1.5)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    run(chatty, ranks=1, fabric="loopback")
+    ended = time.monotonic()
+    thread.join()
+    assert seen and seen[0] < ended - 0.5
+
+
+def fails_on_one():
+    import torch
+    import torch.distributed as dist
+    if dist.get_rank() == 1:
+        raise KeyError("marker")
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_an_exception_names_the_rank_and_ends_the_others(fabric):
+    with pytest.raises(RankFailed) as caught:
+        run(fails_on_one, ranks=3, fabric=fabric, timeout_s=60)
+    assert caught.value.rank == 1
+    assert "marker" in str(caught.value) and "fails_on_one" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def late_for_the_second():
+    import torch
+    import torch.distributed as dist
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_stuck_rank_is_named_with_the_collective(fabric):
+    with pytest.raises(RunTimeout) as caught:
+        run(late_for_the_second, ranks=2, fabric=fabric, timeout_s=1.5)
+    text = str(caught.value)
+    assert "rank 0 is still inside collective #2 (all_reduce" in text
+    assert "wait for rank 1 to enter collective #2" in text
+    assert "in late_for_the_second" in text
+
+
+def test_a_killed_rank_is_reported_as_dead():
+    def end():
+        import torch
+        import torch.distributed as dist
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankDied, match="rank 0 died without a result: signal 9"):
+        run(end, ranks=2, fabric="loopback")
+
+
+def test_sys_exit_is_an_error_and_not_a_success():
+    with pytest.raises(RankFailed, match="SystemExit"):
+        run(sys.exit, 0, ranks=1, fabric="loopback")
+
+
+def _leftovers(mark: str) -> list[str]:
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as f:
+                if mark.encode() in f.read():
+                    found.append(path)
+        except OSError:
+            pass
+    return found
+
+
+def spawn_detached(mark):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", mark], start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", mark])
+        os._exit(0)
+    time.sleep(0.2)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+
+
+@linux
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_detached_grandchild_does_not_outlive_the_run(fabric):
+    mark = f"grandchild-{os.getpid()}-{time.time_ns()}"
+    run(spawn_detached, mark, ranks=2, fabric=fabric)
+    assert _leftovers(mark) == []
+
+
+@linux
+@pytest.mark.parametrize("how", ["interrupt", "kill"])
+def test_interrupting_or_killing_the_client_leaves_nothing(how, tmp_path):
+    mark = f"client-{how}-{time.time_ns()}"
+    script = tmp_path / "client.py"
+    script.write_text(textwrap.dedent(f"""
+        import os, subprocess, sys, time
+        from course_lib.launch import run
+        def work():
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {mark!r}], start_new_session=True)
+            print("ready", os.getpid(), flush=True)
+            time.sleep(600)
+        try:
+            run(work, ranks=2, timeout_s=300)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """))
+    client = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "TMPDIR": str(tmp_path)})
+    pids = [int(client.stdout.readline().split()[-1]) for _ in range(2)]
+    assert len(_leftovers(mark)) == 2
+    if how == "interrupt":
+        client.send_signal(signal.SIGINT)
+        assert "interrupted" in client.communicate(timeout=30)[0]
+    else:
+        client.kill()
+        client.communicate(timeout=30)
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and (_leftovers(mark) or any(os.path.exists(f"/proc/{p}") for p in pids)
+                                           or glob.glob(f"{tmp_path}/course-run-*")):
+        time.sleep(0.05)
+    assert _leftovers(mark) == []
+    assert not any(os.path.exists(f"/proc/{p}") for p in pids)
+    assert glob.glob(f"{tmp_path}/course-run-*") == []
+
+
+def test_two_runs_at_once_do_not_collide():
+    results = {}
+
+    def one(key):
+        results[key] = run(rank_sum, key, ranks=2, fabric="loopback")
+
+    threads = [threading.Thread(target=one, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert {k: results[k][0][1][0] for k in range(4)} == {k: 2.0 * k + 1 for k in range(4)}
+
+
+def test_no_scratch_folder_is_left():
+    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "course-run-*")))
+    run(rank_sum, 0, ranks=2, fabric="loopback")
+    time.sleep(0.2)
+    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "course-run-*"))) <= before
+
+
+def test_a_warm_start_costs_a_fraction_of_a_cold_one():
+    cold = []
+    script = "from course_lib.launch import run; run(int, ranks=2, fabric='loopback')"
+    for _ in range(2):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", script], check=True)
+        cold.append(time.perf_counter() - start)
+    warm = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run(int, ranks=2, fabric="loopback")
+        warm.append(time.perf_counter() - start)
+    assert statistics.median(warm) < 0.2 * min(cold)
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (dict(ranks=0), "whole number from 1"),
+    (dict(ranks=2.5), "whole number from 1"),
+    (dict(timeout_s=0), "seconds above 0"),
+    (dict(fabric="token-ring"), "choose a kind"),
+    (dict(fabric=3), "must be a name or a Fabric"),
+    (dict(ranks=3, fabric=Fabric(nodes=2)), "do not fill 2 nodes"),
+    (dict(ranks=64, fabric="nccl"), "need 64 GPUs"),
+    (dict(fabric=Fabric(gbit=5000.0, kind="paced")), "above what 2 ranks can carry"),
+])
+def test_impossible_arguments_are_refused_in_a_sentence(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        run(int, **arguments)
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (dict(preset="Token Ring"), "unknown fabric preset"),
+    (dict(gbit=-1), "not a rate"),
+    (dict(gbit=float("nan")), "not a rate"),
+    (dict(latency_us=-1), "not a latency"),
+    (dict(preset="1GbE", gbit=1.0), "not both"),
+    (dict(inter="1GbE"), "nodes=2 or more"),
+    (dict(nodes=0), "at least one node"),
+    (dict(kind="smoke"), "unknown fabric kind"),
+])
+def test_an_impossible_fabric_is_refused_when_it_is_made(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        Fabric(**arguments)
+
+
+def test_what_cannot_be_shipped_is_named_before_anything_starts():
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match="cannot be shipped to the ranks.*lock"):
+        run(lambda: lock, ranks=2)
+
+
+def test_run_inside_a_run_is_refused():
+    with pytest.raises(RankFailed, match="start ranks from the notebook or script"):
+        run(lambda: run(int, ranks=2), ranks=1, fabric="loopback")
+
+
+def test_context_outside_a_run_says_where_it_belongs():
+    with pytest.raises(RuntimeError, match="inside the function given to run"):
+        context()
+
+
+def test_environment_and_working_directory_follow_the_client(monkeypatch, tmp_path):
+    monkeypatch.setenv("COURSE_TEST_MARK", "yes")
+    monkeypatch.chdir(tmp_path)
+    assert run(lambda: (os.environ["COURSE_TEST_MARK"], os.getcwd()), ranks=1, fabric="loopback") == [
+        ("yes", str(tmp_path))]
+
+
+def test_under_torchrun_the_group_that_is_there_is_used(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent("""
+        import os
+        from course_lib.launch import run
+        def f(x):
+            import torch.distributed as dist
+            return dist.get_rank() + x
+        got = run(f, 10, ranks=2)
+        if os.environ["RANK"] == "0":
+            print("GOT", got, flush=True)
+        try:
+            run(f, 10, ranks=3)
+        except ValueError as error:
+            print("REFUSED", error, flush=True)
+    """))
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                           str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
