@@ -5,7 +5,20 @@ Nothing heavy is imported before something is drawn: no torch ever, matplotlib a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from course_lib.show.curve import Point, curve
+from course_lib.show.explore import explore
 from course_lib.show.figure import figure
 
-__all__ = ["Point", "curve", "figure"]
+if TYPE_CHECKING:
+    from course_lib.show.widget import TimelineWidget
+
+__all__ = ["Point", "TimelineWidget", "curve", "explore", "figure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TimelineWidget":
+        from course_lib.show.widget import TimelineWidget
+        return TimelineWidget
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

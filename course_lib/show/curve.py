@@ -45,7 +45,7 @@ def curve(predicted: Sequence[tuple[float, float]], measured: Iterable[Sequence[
     from course_lib.show.picture import Picture, points
 
     line = sorted((float(mb), float(ms)) for mb, ms in predicted)
-    dots = sorted(_point(p) for p in measured)
+    dots = sorted(point(p) for p in measured)
     if not line and not dots:
         raise ValueError("nothing to draw: give predicted (MB, ms) pairs or measured points")
     if any(row[0] <= 0 for row in (*line, *dots)):
@@ -74,7 +74,8 @@ def curve(predicted: Sequence[tuple[float, float]], measured: Iterable[Sequence[
     return picture
 
 
-def _point(row: Sequence[float]) -> Point:
+def point(row: Sequence[float]) -> Point:
+    """(MB, median) or (MB, median, low, high) as a `Point`."""
     size, median, *spread = map(float, row)
     return Point(size, median, *(spread or (median, median)))
 

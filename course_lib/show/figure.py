@@ -168,9 +168,7 @@ def _bars(axes: Axes, name: str, spans: list[tuple[float, float]], band: tuple[f
 
 
 def _numbers(axes: Axes, slot: Slot, per_track: float, look: Theme) -> None:
-    """Bucket numbers, where the bar is wide enough to hold one."""
-    from matplotlib.patheffects import withStroke
-
+    """Bucket numbers, where the bar is wide enough to hold one; on stripes they get a plate."""
     from course_lib.show.picture import points
 
     left, right = axes.get_xlim()
@@ -183,7 +181,8 @@ def _numbers(axes: Axes, slot: Slot, per_track: float, look: Theme) -> None:
         fill, ink = (look.paper, look.ink) if slot.outline else LOOKS[look_name][:2]
         axes.text((begin + bar.stop) / 2e6, slot.top + (bar.track + 0.5) * per_track, text, color=ink, weight="bold",
                   fontsize=points(10.5 if per_track > 18 else 9), ha="center", va="center_baseline", zorder=6,
-                  path_effects=[withStroke(linewidth=3.2, foreground=fill)], clip_on=True)
+                  bbox={"facecolor": fill, "edgecolor": "none", "pad": 0.8} if look_name == "exposed" else None,
+                  clip_on=True)
 
 
 def _moving(bar: Bar) -> tuple[int, str]:
