@@ -23,18 +23,18 @@ def measure(*spans: Span, warmup: int = 0):
 
 
 def test_one_step_by_hand():
-    # C = [10,40) ∪ [50,60) (two spans overlap), M = [30,80), P = [55,70), memset [80,85), host work after it all.
+    # C = [10,40) ∪ [50,60) (two spans overlap), M = [30,80), P = [55,70) ∪ [81,83), memset [80,85).
     got = measure(step(0, 200), work("compute", 10, 30), work("compute", 20, 40), work("compute", 50, 60),
                   work("comm", 30, 65), work("comm", 60, 80, name="other"), work("copy", 55, 70),
-                  work("memset", 80, 85), work("host", 90, 190))
+                  work("copy", 81, 83), work("memset", 80, 85), work("host", 90, 190))
     row = got.pooled
-    assert (row.span, row.compute, row.comm, row.copy, row.memset) == (85, 40, 50, 15, 5)
+    assert (row.span, row.compute, row.comm, row.copy, row.memset) == (85, 40, 50, 17, 5)
     assert row.hidden == 20  # [30,40) and [50,60)
     assert row.exposed == 30  # [40,50) and [60,80)
     assert row.exposed_beyond_copies == 20  # [60,70) is under the copy
-    assert row.active == 70  # [10,80)
+    assert row.active == 72  # [10,80) and [81,83)
     assert row.overlap == 20 / 50 and row.share == 50 / 85
-    assert row.busy == 70 / 85 and row.compute_busy == 40 / 85
+    assert row.busy == 72 / 85 and row.compute_busy == 40 / 85
     assert row.sentence == "40% of 5e-05 ms of communication were hidden under compute, 3e-05 ms exposed."
     assert got.provenance == "simulated"
 
@@ -101,18 +101,18 @@ def test_communication_in_the_compute_lane_cannot_overlap():
 def test_steps_and_ranks_are_kept_and_pooled():
     got = measure(
         step(0, 100), work("compute", 0, 60), work("comm", 50, 80),
-        step(100, 200, number=1), work("compute", 100, 150, number=1),  # no communication in this step
+        step(100, 200, number=1), work("compute", 100, 195, number=1),  # no communication in this step
         step(0, 100, rank=1), work("compute", 0, 70, rank=1), work("comm", 60, 90, rank=1),
         step(100, 200, rank=1, number=1), work("compute", 100, 190, rank=1, number=1))
     assert [(r.rank, r.step, r.span, r.exposed) for r in got.rows] == [
-        (0, 0, 80, 20), (0, 1, 50, None), (1, 0, 90, 20), (1, 1, 90, None)]
+        (0, 0, 80, 20), (0, 1, 95, None), (1, 0, 90, 20), (1, 1, 90, None)]
     assert [(r.rank, r.step, r.steps, r.span, r.comm, r.exposed) for r in got.ranks] == [
-        (0, None, 2, 130, 30, 20), (1, None, 2, 180, 30, 20)]
+        (0, None, 2, 175, 30, 20), (1, None, 2, 180, 30, 20)]
     pooled = got.pooled
-    assert (pooled.rank, pooled.steps, pooled.span, pooled.compute, pooled.comm) == (None, 4, 310, 270, 60)
-    assert (pooled.hidden, pooled.exposed, pooled.share) == (20, 40, 60 / 310)
-    assert got.step_times == (90, 90)  # the slowest rank
-    assert got.step_time == 90 and got.variation == 0
+    assert (pooled.rank, pooled.steps, pooled.span, pooled.compute, pooled.comm) == (None, 4, 355, 315, 60)
+    assert (pooled.hidden, pooled.exposed, pooled.share) == (20, 40, 60 / 355)
+    assert got.step_times == (90, 95)  # the slowest rank: 1, then 0
+    assert got.step_time == 92.5
 
 
 def test_coefficient_of_variation():
@@ -200,8 +200,15 @@ def test_wait_and_transfer_apart():
 
 
 def test_two_late_ranks_of_eight_are_both_named():
-    spans = [work("comm", 900 if rank in (3, 6) else 10 * rank, 1000, rank=rank, number=-1) for rank in range(8)]
+    arrival = {3: 900, 6: 870}
+    spans = [work("comm", arrival.get(rank, 10 * rank), 1000, rank=rank, number=-1) for rank in range(8)]
     assert measure(*spans).late == (3, 6)
+
+
+def test_jitter_is_nobody_late():
+    got = measure(work("comm", 0, 100), work("comm", 9, 100, rank=1))  # 9 waited, 91 transferred
+    assert got.wait == 9 and got.collectives[0].late == () and got.late == ()
+    assert measure(work("comm", 0, 100), work("comm", 10, 100, rank=1)).late == (1,)
 
 
 def test_untagged_collectives_match_by_order_within_their_name():

@@ -74,6 +74,9 @@ def test_forward_order_buckets_of_the_same_sizes_hide_nothing():
     # The first bucket holds the gradient that is ready last, and nothing may overtake it.
     report = overlap.report(wrong.timeline)
     assert report.pooled.hidden == 0
+    ends_ms = [round(b.full / 1e6) for b in report.buckets]
+    assert ends_ms == [64 + 128, 64 + 120, 64 + 96, 64 + 64]  # full ever earlier,
+    assert {b.launched for b in report.buckets} == {192_000_000}  # launched after the first all the same
     assert wrong.step_s > step_serial(profile, link)
 
 
@@ -133,7 +136,7 @@ def test_exposed_time_does_not_depend_on_the_number_of_micro_steps_but_its_share
     assert shares == sorted(shares, reverse=True)
 
 
-profiles = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=10).flatmap(
+profiles = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=10).flatmap(
     lambda rows: st.integers(0, 12).map(lambda tail: _integer_profile(rows, tail)))
 links = st.builds(LinkCost, st.integers(0, 6), st.integers(0, 4))
 
@@ -154,12 +157,18 @@ def all_plans(profile: GradientProfile):
             yield BucketPlan.of(profile, [profile.names[i:j] for i, j in pairwise((0, *cuts, n))])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(profiles, links)
 def test_the_best_plan_is_the_best_of_all_partitions_with_the_fewest_buckets(profile, link):
     want = min((finish_times(profile, link, plan)[-1], len(plan)) for plan in all_plans(profile))
     got = best_plan(profile, link)
     assert (finish_times(profile, link, got)[-1], len(got)) == want
+
+
+def test_a_prefix_with_time_to_spare_travels_together():
+    # Ready at 0, 3, 100 and c = 1 + S. Alone, a and b would arrive at 5 instead of 6, but c is ready at 100 only.
+    profile = GradientProfile("abc", (1, 1, 1), (0, 3, 100), Tf=1, Tb=100)
+    assert best_plan(profile, LinkCost(1, 1)).buckets == (("a", "b"), ("c",))
 
 
 @given(profiles, links)
