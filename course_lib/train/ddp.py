@@ -11,10 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib.train.broadcast import broadcast_module
 from course_lib.train.bucketed import Bucketed
 from course_lib.train.nosync import NoSync
 from course_lib.train.reducer import CommHook
 from course_lib.train.serial import SerialAllReduce
+
+_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 class StockDDP(DistributedDataParallel):
@@ -22,8 +25,8 @@ class StockDDP(DistributedDataParallel):
     `finish_gradient_synchronization()` has nothing to do, and it checks nothing there.
 
     `bucket_mb=25, first_bucket_mb=1` are DDP's defaults. Any other small first bucket, or a list of caps as
-    `bucket_caps_mb`, needs torch 2.13; before it a `ValueError` says so. Buckets are not broadcast again in
-    every forward (`broadcast_buffers=False`), as with the other strategies.
+    `bucket_caps_mb`, needs torch 2.13; before it a `ValueError` says so. Buffers are not broadcast again in
+    every forward, as with the other strategies.
     """
 
     def __init__(self, module: nn.Module, bucket_mb: float = 25.0, first_bucket_mb: float | None = 1.0,
@@ -34,9 +37,14 @@ class StockDDP(DistributedDataParallel):
             raise ValueError(f"op={op!r}: choose 'mean' or 'sum'")
         if op == "sum" and comm_hook is not None:
             raise ValueError("op='sum' and a comm_hook: the hook alone decides how gradients are combined; drop one")
-        super().__init__(module, process_group=process_group, broadcast_buffers=False,
-                         find_unused_parameters=find_unused, gradient_as_bucket_view=gradient_as_bucket_view,
-                         **_caps(bucket_mb, first_bucket_mb, bucket_caps_mb))
+        caps = _caps(bucket_mb, first_bucket_mb, bucket_caps_mb)
+        if "forward_sync_buffers" in _ARGUMENTS:
+            buffers = {"forward_sync_buffers": False}
+        else:  # before torch 2.13 the only switch also turned off the broadcast at the start
+            buffers = {"broadcast_buffers": False}
+            broadcast_module(module, dist.group.WORLD if process_group is None else process_group)
+        super().__init__(module, process_group=process_group, find_unused_parameters=find_unused,
+                         gradient_as_bucket_view=gradient_as_bucket_view, **caps, **buffers)
         if comm_hook is not None:
             self.register_comm_hook(hook_state, comm_hook)
         elif op == "sum":
@@ -52,7 +60,7 @@ def _caps(bucket_mb: float, first_bucket_mb: float | None, bucket_caps_mb: Seque
         return {"bucket_cap_mb": bucket_mb}
     if bucket_caps_mb is None and (bucket_mb, first_bucket_mb) == (25.0, 1.0):
         return {}
-    if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel.__init__).parameters:
+    if "bucket_cap_mb_list" not in _ARGUMENTS:
         raise ValueError(f"torch {torch.__version__} knows one cap for all buckets: pass first_bucket_mb=None, or "
                          "install torch 2.13 or later")
     return {"bucket_cap_mb_list": [first_bucket_mb, bucket_mb] if bucket_caps_mb is None else list(bucket_caps_mb)}
