@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.show import frame, words
 from course_lib.show.frame import MARGIN
-from course_lib.show.scene import Bar, Piece, Row, Scene, same_on_every_rank, scene
+from course_lib.show.scene import Bar, Piece, Row, Scene, coarse, same_on_every_rank, scene
 from course_lib.show.style import LANES, LOOKS, Theme, theme
 from course_lib.timeline import Timeline
 
@@ -110,8 +110,7 @@ def _draw_row(picture: Picture, axes: Axes, slot: Slot, head: float, look: Theme
     per_track = slot.height / row.tracks
     left, right = axes.get_xlim()
     pixel = (right - left) * 1e6 / (axes.get_position().width * axes.figure.pixels[0])
-    for look_name, track, pieces in _by_look(row):
-        pieces = _thin(pieces, pixel)
+    for look_name, track, pieces in _by_look(row, pixel):
         _bars(axes, look_name, [(p.start / 1e6, (p.stop - p.start) / 1e6) for p in pieces],
               (slot.top + track * per_track, per_track), slot.outline, look)
     _numbers(axes, slot, per_track, look)
@@ -123,31 +122,18 @@ def _draw_row(picture: Picture, axes: Axes, slot: Slot, head: float, look: Theme
     picture.text_px(LABELS - 8, middle, row.role, 10, va="center", ha="right", color=look.muted)
 
 
-def _by_look(row: Row) -> Iterator[tuple[str, int, list[Piece]]]:
+def _by_look(row: Row, pixel: float) -> Iterator[tuple[str, int, list[Piece]]]:
     """Pieces grouped by look and track, so that a row is a handful of artists however many spans it has."""
     groups: dict[tuple[str, int], list[Piece]] = {}
-    for bar in row.bars:
-        for piece in bar.pieces:
-            groups.setdefault((piece.look, bar.track), []).append(piece)
+    for track in range(row.tracks):
+        pieces = [p for bar in row.bars if bar.track == track for p in bar.pieces]
+        waits = [p for p in pieces if p.look == "wait"]
+        for p in (*coarse((p for p in pieces if p.look != "wait"), pixel), *coarse(waits, pixel)):
+            groups.setdefault((p.look, track), []).append(p)
     for name in LOOKS:
         for (look_name, track), pieces in groups.items():
             if look_name == name:
                 yield name, track, pieces
-
-
-def _thin(pieces: list[Piece], pixel: float) -> list[Piece]:
-    """Join bars that are too small to be told apart: a trace may have more kernels than the screen has pixels.
-
-    A bar below two pixels is joined to the one before it when less than half a pixel is between them.
-    """
-    out: list[Piece] = []
-    for p in pieces:
-        small = bool(out) and min(p.stop - p.start, out[-1].stop - out[-1].start) < 2 * pixel
-        if small and p.start - out[-1].stop < pixel / 2:
-            out[-1] = Piece(p.look, out[-1].start, max(p.stop, out[-1].stop))
-        else:
-            out.append(p)
-    return out
 
 
 def _bars(axes: Axes, name: str, spans: list[tuple[float, float]], band: tuple[float, float], outline: bool,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from course_lib.show.curve import Point
-from course_lib.show.scene import Bar, Piece, Row, Scene, scene
+from course_lib.show.scene import Bar, Piece, Row, Scene, coarse, scene
 from course_lib.show.style import as_dict
 from course_lib.simulate.buckets import (
     MB,
@@ -124,9 +124,13 @@ def _measured(bucket_mb: float | None, one: Scene, fair: float | None) -> dict:
 
 def row_dict(row: Row, pixel: int = 0) -> dict:
     """A row as the ESM draws it (its `rows` makes the same of a prediction)."""
-    bars = [bar._asdict() | {"pieces": [list(p) for p in bar.pieces]} for bar in few(row.bars, pixel)]
+    bars = [bar._asdict() | {"pieces": [list(p) for p in _pieces(bar, pixel)]} for bar in few(row.bars, pixel)]
     return {"rank": row.rank, "role": row.role, "tracks": row.tracks, "stop": row.stop, "backward": row.backward,
             "bars": bars}
+
+
+def _pieces(bar: Bar, pixel: int) -> list[Piece]:
+    return coarse((p for p in bar.pieces if p.look != "wait"), pixel) + [p for p in bar.pieces if p.look == "wait"]
 
 
 def few(bars: Iterable[Bar], pixel: int) -> list[Bar]:

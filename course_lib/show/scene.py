@@ -134,6 +134,44 @@ def same_on_every_rank(scene: Scene) -> bool:
     return all(len(rows) == 1 for rows in seen.values())
 
 
+def coarse(pieces: Iterable[Piece], pixel: float) -> list[Piece]:
+    """The pieces of one track as far as a screen can show them: a trace may have more kernels than pixels.
+
+    What shares a pixel becomes one piece with the look of most of it. So a transfer under a train of short
+    kernels stays hidden communication, although each gap between two kernels exposes a sliver of it.
+    """
+    out: list[Piece] = []
+    blur: list[Piece] = []
+
+    def settle() -> None:
+        if blur:
+            sums: dict[str, int] = defaultdict(int)
+            for p in blur:
+                sums[p.look] += p.stop - p.start
+            _join(out, Piece(max(sums, key=sums.__getitem__), blur[0].start, max(p.stop for p in blur)), pixel)
+            blur.clear()
+
+    for p in pieces:
+        if blur and (p.start - blur[-1].stop > pixel / 2 or p.stop - p.start >= pixel):
+            settle()
+        if p.stop - p.start >= pixel:
+            _join(out, p, pixel)
+        else:
+            blur.append(p)
+            if p.stop - blur[0].start >= pixel:
+                settle()
+    settle()
+    return out
+
+
+def _join(out: list[Piece], piece: Piece, pixel: float) -> None:
+    """Append, or lengthen the last piece when both look the same, nearly touch and one of them is small."""
+    if out and out[-1].look == piece.look and piece.start - out[-1].stop < pixel / 2 and min(
+            piece.stop - piece.start, out[-1].stop - out[-1].start) < 2 * pixel:
+        piece = Piece(piece.look, out[-1].start, max(piece.stop, out.pop().stop))
+    out.append(piece)
+
+
 def _times(spans: Iterable[Span]) -> np.ndarray:
     return np.array([(s.start, s.stop) for s in spans], np.int64).reshape(-1, 2)
 

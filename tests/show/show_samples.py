@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import random
 
+from course_lib.simulate.buckets import MB, GradientProfile
 from course_lib.timeline import Span, Timeline
 
 MS = 1_000_000
 
 
-def update(ranks: int = 2, layers: int = 12, buckets: int = 5, late_ms: float = 0.0, seed: int = 0, micro_steps: int = 1,
-           provenance: str = "measured (real wires, emulated device)") -> Timeline:
+def profile(gradients: int = 16, size: int = MB, tf_ms: float = 36, tb_ms: float = 72) -> GradientProfile:
+    """Equal gradients, ready at equal distances."""
+    return GradientProfile(tuple(f"p{i}" for i in range(gradients)), (size,) * gradients,
+                           tuple((i + 1) * tb_ms / 1e3 / gradients for i in range(gradients)), tf_ms / 1e3, tb_ms / 1e3,
+                           5e-3)
+
+
+def update(ranks: int = 2, layers: int = 12, buckets: int = 5, late_ms: float = 0.0, seed: int = 0,
+           micro_steps: int = 1, provenance: str = "measured (real wires, emulated device)") -> Timeline:
     """One update of an emulated model. Rank 1's device is `late_ms` slower; the wire starts with the last rank."""
     rng = random.Random(seed)
     spans, ready = [], {}
