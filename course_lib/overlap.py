@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -176,9 +176,10 @@ def report(timeline: Timeline, *, warmup: int = 0) -> Report:
         spans = timeline.select(rank=rank).spans
         cover = _cover(spans, "compute"), _cover(spans, "copy")
         lanes = {s.lane for s in spans if s.kind == "compute"}
+        launches = any(s.kind == "queue" for s in spans)
         for step, window, inside in _windows(spans, warmup):
             rows.append(_row(rank, step, window, inside, cover, lanes))
-            buckets += _bucket_rows(rank, step, inside, cover[0])
+            buckets += _bucket_rows(rank, step, inside, cover[0], launches)
             comm += (s for s in inside if s.kind == "comm")
     if timeline.ranks and not rows:
         raise ValueError(f"warmup={warmup} drops all {len(timeline.steps)} recorded steps; record more or drop fewer")
@@ -228,9 +229,11 @@ def _windows(spans: Sequence[Span], warmup: int) -> list[tuple[int, tuple[int, i
 
 def _row(rank: int, step: int, window: tuple[int, int], spans: list[Span], cover: tuple[np.ndarray, np.ndarray],
          lanes: set[str]) -> Row:
-    work = [s for s in spans if s.kind in WORK]
+    # An emulated device may date work back to before the step; what is outside T counts for nothing in it.
+    work = [s if s.start >= window[0] else s._replace(start=window[0], stop=max(s.stop, window[0]))
+            for s in spans if s.kind in WORK]
     wires = {s.lane for s in spans if s.kind == "comm"}
-    m = _cover(spans, "comm")
+    m = _cover(work, "comm")
     # A step's communication may run under the next step's compute; that hides it just as well.
     c, p = (_near(k, m) for k in cover)
     # Launched but never seen, or nothing seen at all, is not the same as "there was none".
@@ -239,14 +242,14 @@ def _row(rank: int, step: int, window: tuple[int, int], spans: list[Span], cover
     # Without recorded compute the last device span is not the end of the step; the host's own end stands in.
     stop = max(s.stop for s in work) if work and lanes else window[1]
     return Row(
-        rank, step, 1, span=max(stop - window[0], 0),
-        compute=length(_cover(spans, "compute")) if lanes else None,
+        rank, step, 1, span=stop - window[0],
+        compute=length(_cover(work, "compute")) if lanes else None,
         comm=length(m) if know_comm else None,
-        copy=length(_cover(spans, "copy")), memset=length(_cover(spans, "memset")),
+        copy=length(_cover(work, "copy")), memset=length(_cover(work, "memset")),
         exposed=length(subtract(m, c)) if know_hidden else None,
         exposed_beyond_copies=length(subtract(subtract(m, c), p)) if know_hidden else None,
         hidden=length(intersect(m, c)) if know_hidden else None,
-        active=length(_cover(spans, "compute", "comm", "copy")),
+        active=length(_cover(work, "compute", "comm", "copy")),
         cannot_overlap=", ".join(sorted(wires)) if wires and wires <= lanes else None)
 
 
@@ -265,15 +268,7 @@ def _pool(rows: Sequence[Row], rank: int | None) -> Row:
                total("active") or 0, ", ".join(sorted(lanes)) if lanes and "" not in lanes else None)
 
 
-def _shares(spans: list[Span], uses: int) -> list[list[Span]] | None:
-    """Spans of one bucket dealt to its uses in order, or None when they do not divide."""
-    if len(spans) % uses:
-        return None
-    each = len(spans) // uses
-    return [spans[k * each:(k + 1) * each] for k in range(uses)]
-
-
-def _bucket_rows(rank: int, step: int, spans: list[Span], compute: np.ndarray) -> list[BucketRow]:
+def _bucket_rows(rank: int, step: int, spans: list[Span], compute: np.ndarray, launches: bool) -> list[BucketRow]:
     """A bucket that travels m times in a step (reducing every micro-step) has m fills; each may take several
     collectives (PowerSGD takes two). Where the counts do not divide, one row covers all uses."""
     found: dict[int, dict[str, list[Span]]] = defaultdict(lambda: {"fill": [], "queue": [], "comm": []})
@@ -281,29 +276,41 @@ def _bucket_rows(rank: int, step: int, spans: list[Span], compute: np.ndarray) -
         if s.bucket >= 0 and s.kind in ("fill", "queue", "comm"):
             found[s.bucket][s.kind].append(s)
     out = []
-    for bucket in sorted(found):
-        kinds = found[bucket]
-        uses = len(kinds["fill"]) or len(kinds["queue"]) or len(kinds["comm"])
-        dealt = {kind: _shares(some, uses) for kind, some in kinds.items()}
-        if None in dealt.values():
-            dealt = {kind: [some] for kind, some in kinds.items()}
-        for use, parts in enumerate(zip(dealt["fill"], dealt["queue"], dealt["comm"])):
-            out.append(_bucket_row(rank, step, bucket, use, *parts, compute))
+    for bucket, kinds in sorted(found.items()):
+        fill, comm = kinds["fill"], kinds["comm"]
+        uses = len(fill) or len(comm) or 1
+        if len(comm) % uses:
+            uses = 1
+        for k in range(uses):
+            share = _share(comm, k, uses)
+            out.append(_bucket_row(rank, step, bucket, k, _share(fill, k, uses), share,
+                                   _launched(kinds["queue"], share, launches), compute))
     return out
 
 
-def _bucket_row(rank: int, step: int, bucket: int, use: int, fill: list[Span], queue: list[Span], comm: list[Span],
-                compute: np.ndarray) -> BucketRow:
-    def edge(spans: list[Span], best: Callable, field: str) -> int | None:
-        return best((getattr(s, field) for s in spans), default=None)
+def _share(spans: list[Span], k: int, uses: int) -> list[Span]:
+    each = len(spans) // uses
+    return spans[k * each:(k + 1) * each]
 
-    ready, launched = edge(fill, max, "stop"), edge(queue, min, "start")
-    started = edge(comm, min, "start") if comm else edge(queue, min, "stop")
+
+def _launched(queue: list[Span], comm: list[Span], launches: bool) -> int | None:
+    """When the first of these collectives was launched. A wire that records launches (`launches`) leaves out the
+    queue of a transfer that started at once."""
+    if not comm or not launches:
+        return min((q.start for q in queue), default=None)
+    begun = {q.stop: q.start for q in queue}
+    return min(begun.get(c.start, c.start) for c in comm)
+
+
+def _bucket_row(rank: int, step: int, bucket: int, use: int, fill: list[Span], comm: list[Span],
+                launched: int | None, compute: np.ndarray) -> BucketRow:
+    ready = max((s.stop for s in fill), default=None)
+    started = min((s.start for s in comm), default=None)
     could = [t for t in (ready, launched) if t is not None]
     m = _cover(comm, "comm")
     sizes = [s.bytes for s in comm if s.bytes >= 0] or [s.bytes for s in fill if s.bytes >= 0]
-    return BucketRow(rank, step, bucket, use, edge(fill, min, "start"), ready, launched, started,
-                     edge(comm, max, "stop"), sum(sizes) if sizes else None,
+    return BucketRow(rank, step, bucket, use, min((s.start for s in fill), default=None), ready, launched, started,
+                     max((s.stop for s in comm), default=None), sum(sizes) if sizes else None,
                      length(subtract(m, _near(compute, m))) if comm and len(compute) else None,
                      started - max(could) if could and started is not None else None)
 

@@ -89,6 +89,11 @@ def test_a_step_of_no_length_has_no_shares():
     assert row.span == 0 and row.share is row.busy is row.compute_busy is None
 
 
+def test_work_dated_back_before_the_step_is_cut_at_its_start():
+    row = measure(step(10, 50), work("compute", 7, 30), work("compute", 2, 6), work("comm", 20, 40)).pooled
+    assert (row.span, row.compute, row.active, row.busy) == (30, 20, 30, 1.0)
+
+
 def test_communication_in_the_compute_lane_cannot_overlap():
     got = measure(step(0, 10), work("compute", 0, 5, lane="stream 7"), work("comm", 5, 9, lane="stream 7"))
     assert got.pooled.cannot_overlap == "stream 7"
@@ -174,6 +179,15 @@ def test_a_bucket_that_travels_twice_has_two_rows():
         work("comm", 15, 20, bucket=0, bytes=8), work("comm", 20, 24, bucket=0, bytes=8))
     assert [(b.use, b.full, b.started, b.finished, b.bytes, b.exposed, b.queueing) for b in got.buckets] == [
         (0, 5, 5, 12, 16, 0, 0), (1, 15, 15, 24, 16, 4, 0)]
+
+
+def test_a_transfer_that_started_at_once_was_launched_then():
+    got = measure(step(0, 100), work("compute", 0, 90),
+                  work("fill", 0, 5, bucket=0), work("comm", 6, 10, bucket=0),  # the wire was idle: no queue
+                  work("fill", 5, 7, bucket=0), work("queue", 8, 10, bucket=0), work("comm", 10, 20, bucket=0))
+    assert [(b.use, b.launched, b.started, b.queueing) for b in got.buckets] == [(0, 6, 6, 0), (1, 8, 10, 2)]
+    stuck = measure(step(0, 100), work("compute", 0, 90), work("fill", 0, 5, bucket=0), work("queue", 6, 9, bucket=0))
+    assert (stuck.buckets[0].launched, stuck.buckets[0].started, stuck.buckets[0].queueing) == (6, None, None)
 
 
 def test_bucket_rows_without_all_of_their_spans():
