@@ -76,8 +76,8 @@ def active() -> Recorder | None:
 
 
 @contextmanager
-def recording(rank: int = 0, provenance: str = "measured (cpu)") -> Iterator[Recorder]:
-    """Record everything this process does inside the block.
+def recording(rank: int = 0, provenance: str = "measured (cpu)", into: Recorder | None = None) -> Iterator[Recorder]:
+    """Record everything this process does inside the block, in a new recorder or in `into`.
 
     >>> with recording() as rec:
     ...     with rec.measure_step(0):
@@ -86,7 +86,7 @@ def recording(rank: int = 0, provenance: str = "measured (cpu)") -> Iterator[Rec
     ['step']
     """
     global _active
-    before, _active = _active, Recorder(rank, provenance)
+    before, _active = _active, into or Recorder(rank, provenance)
     try:
         yield _active
     finally:

@@ -1,0 +1,8 @@
+"""Choose a bucket size: predict from one run, then verify by measuring."""
+
+from __future__ import annotations
+
+from course_lib.tune.calibrate import Load, calibrate
+from course_lib.tune.sweep import Measured, Sweep, sweep
+
+__all__ = ["Load", "Measured", "Sweep", "calibrate", "sweep"]

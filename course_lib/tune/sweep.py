@@ -1,0 +1,179 @@
+"""The bucket sweep: profile once, fit the wire, predict every size, measure them all in alternation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from course_lib import overlap
+from course_lib.launch import Fabric, run
+from course_lib.simulate.buckets import (MB, BucketPlan, GradientProfile, Prediction, best_plan, predict, step_bound,
+                                         step_floor, uniform_plan)
+from course_lib.simulate.link import LinkCost
+from course_lib.timeline import Timeline
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One variant: seconds of every repetition, and the timeline of all ranks with one step a repetition."""
+
+    name: str
+    seconds: tuple[float, ...]
+    timeline: Timeline
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread_s(self) -> float:
+        """Half the distance between the quartiles, seconds."""
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return (high - low) / 2
+
+    @property
+    def exposed_s(self) -> float:
+        """Median over steps of the exposed communication of a rank, mean over ranks, seconds."""
+        steps: dict[int, list[int]] = {}
+        for row in overlap.report(self.timeline).rows:
+            steps.setdefault(row.step, []).append(row.exposed or 0)
+        return statistics.median(statistics.fmean(v) for v in steps.values()) * 1e-9
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A bucket sweep on one fabric. Keys of `measured`: `compute`, `comm` (one flat all-reduce), `serial`,
+    then one a bucket size (`"4 MB"`), `plan`, and DDP's where asked for (`"ddp 4 MB"`)."""
+
+    profile: GradientProfile
+    link: LinkCost
+    plan: BucketPlan
+    caps_mb: tuple[float, ...]
+    measured: dict[str, Measured]
+
+    @property
+    def Tc(self) -> float:
+        """All compute of one update, seconds."""
+        return self.measured["compute"].median_s
+
+    @property
+    def Tm(self) -> float:
+        """One flat all-reduce of the gradient, seconds."""
+        return self.measured["comm"].median_s
+
+    @property
+    def r(self) -> float:
+        return self.Tm / self.Tc
+
+    def fair_score(self, name: str) -> overlap.Score:
+        """F of a variant, against this sweep's own serial run."""
+        one = self.measured[name]
+        return overlap.fair_score(self.measured["serial"].median_s, one.median_s, self.Tc, self.Tm,
+                                  spread=one.spread_s)
+
+    def attained(self, name: str = "plan") -> overlap.Score:
+        """A of a variant, against the best contiguous plan under the fitted costs."""
+        one = self.measured[name]
+        return overlap.attained(self.measured["serial"].median_s, one.median_s, step_bound(self.profile, self.link),
+                                spread=one.spread_s)
+
+    @property
+    def floor_s(self) -> float:
+        """No plan of any shape is faster than this, seconds."""
+        return step_floor(self.profile, self.link)
+
+    def prediction(self, cap_mb: float | None = None) -> Prediction:
+        """What the profile and the wire say about one cap, or about the best plan."""
+        plan = self.plan if cap_mb is None else uniform_plan(self.profile, cap_mb * MB)
+        return predict(self.profile, self.link, plan)
+
+    def points(self) -> list[tuple[float, float, float, float]]:
+        """Measured (MB, median, low, high) in ms of every cap, for `show.curve` and the widget."""
+        rows = [(cap, self.measured[label(cap)]) for cap in self.caps_mb]
+        return [(cap, m.median_s * 1e3, (m.median_s - m.spread_s) * 1e3, (m.median_s + m.spread_s) * 1e3)
+                for cap, m in rows]
+
+
+def label(cap_mb: float) -> str:
+    return f"{cap_mb:g} MB"
+
+
+def sweep(model: Callable[[], nn.Module], caps_mb: Sequence[float] = (1, 2, 3, 4, 8, 16), *, ranks: int = 2,
+          fabric: str | Fabric = "auto", micro_steps: int = 1, repeats: int = 7, ddp: Sequence[float | str] = (),
+          micro_step: Callable[[nn.Module], Any] | None = None, timeout_s: float = 300.0) -> Sweep:
+    """Measure every bucket size in `caps_mb`, the best plan, and the baselines, in one run.
+
+    `model()` builds the module on every rank; `micro_step(module)` runs one forward and returns the loss
+    (default: a small tensor through an emulated model). `ddp` names caps, or `"default"`, to run with stock
+    DDP as well. Raises `ValueError` on a cap that is not positive.
+    """
+    for cap in caps_mb:
+        if not cap > 0:
+            raise ValueError(f"bucket size {cap} MB: give sizes above 0")
+    rows = run(_on_rank, model, tuple(caps_mb), micro_steps, repeats, tuple(ddp), micro_step or tiny_micro_step,
+               ranks=ranks, fabric=fabric, timeout_s=timeout_s)
+    profile, link, plan, seconds, _ = rows[0]
+    measured = {name: Measured(name, tuple(seconds[name]), Timeline.merge(r[4][name] for r in rows))
+                for name in seconds}
+    return Sweep(profile, link, plan, tuple(caps_mb), measured)
+
+
+def tiny_micro_step(module: nn.Module) -> Any:
+    """One forward of an emulated model."""
+    import torch
+    return module(torch.ones(4)).square().mean()
+
+
+def _on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
+    """The rank's side of `sweep`."""
+    import torch
+    import torch.distributed as dist
+
+    from course_lib.launch import context
+    from course_lib.launch.measure import measure
+    from course_lib.train import emulated
+    from course_lib.train.bucketed import Bucketed
+    from course_lib.train.ddp import StockDDP
+    from course_lib.train.nosync import NoSync
+    from course_lib.tune.compare import alternate
+    from course_lib.tune.profile import gradient_profile
+
+    bare = model()
+    kind = emulated.PROVENANCE if isinstance(bare, emulated.Emulated) else "measured (cpu)"
+    profile = gradient_profile(bare, micro_step, micro_steps=micro_steps)
+    whole = profile.total_bytes
+    link = measure(sizes=sorted({MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, whole} - {s for s in (8 * MB,) if s > whole}))
+    chosen = [best_plan(profile, link)]
+    dist.broadcast_object_list(chosen, 0)
+    plan = chosen[0]
+    flat = torch.zeros(whole // 4)
+
+    def update(wrapped) -> Callable[[], None]:
+        def step() -> None:
+            wrapped.zero_grad(set_to_none=False)
+            with wrapped.no_sync():
+                for _ in range(micro_steps - 1):
+                    (micro_step(wrapped) / micro_steps).backward()
+            (micro_step(wrapped) / micro_steps).backward()
+            wrapped.finish_gradient_synchronization()
+        return step
+
+    def compute_only() -> None:
+        bare.zero_grad(set_to_none=False)
+        for _ in range(micro_steps):
+            (micro_step(bare) / micro_steps).backward()
+
+    steps = {"compute": compute_only, "comm": lambda: dist.all_reduce(flat), "serial": update(NoSync(model()))}
+    for cap in caps_mb:
+        steps[label(cap)] = update(Bucketed(model(), bucket_mb=cap, first_bucket_mb=None))
+    steps["plan"] = update(Bucketed(model(), plan=plan.buckets))
+    for cap in ddp:
+        options = {} if cap == "default" else {"bucket_mb": cap, "first_bucket_mb": None}
+        steps[f"ddp {cap if cap == 'default' else label(cap)}"] = update(StockDDP(model(), **options))
+    seconds, timelines = alternate(steps, repeats, provenance=f"{kind}, {context().spec.provenance}")
+    return profile, link, plan, seconds, timelines
