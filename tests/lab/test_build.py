@@ -19,8 +19,7 @@ PARAMETERS = (
     'ranks = 2\nfabric = "paced"\ndevice: str = "auto"\nseed = 0\nquick = False\nsubmission = ""\n'
 )
 EXERCISE = (
-    '# %% id="assign" exercise="4.1"\n'
-    "def assign(x):\n    ### BEGIN SOLUTION\n    return x\n    ### END SOLUTION\n"
+    '# %% id="assign" exercise="4.1"\ndef assign(x):\n    ### BEGIN SOLUTION\n    return x\n    ### END SOLUTION\n'
 )
 CHECK = (
     '# %% id="check"\n# %matplotlib inline\nprint(assign(3), quick)\n'

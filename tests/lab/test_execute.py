@@ -9,7 +9,7 @@ import pytest
 
 from course_lib.lab.build import BuildError, build_labs
 
-TEXT = '''# %% id="parameters" tags=["parameters"]
+TEXT = """# %% id="parameters" tags=["parameters"]
 ranks, fabric, device, seed, submission = 2, "paced", "auto", 0, ""
 ranks = 2
 fabric = "paced"
@@ -26,7 +26,7 @@ print(quick, os.getcwd(), "{root}")
 
 # %% id="last"
 {last}
-'''
+"""
 
 
 def run(root: Path, last: str) -> nbformat.NotebookNode:

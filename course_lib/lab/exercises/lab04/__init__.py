@@ -1,0 +1,6 @@
+"""Lab 04, gradient buckets."""
+
+from course_lib.lab.exercises.lab04.assign import assign_buckets
+from course_lib.lab.exercises.lab04.launch import launch_when_full
+
+__all__ = ["assign_buckets", "launch_when_full"]

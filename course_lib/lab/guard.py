@@ -1,0 +1,66 @@
+"""Calling what a learner wrote: its exceptions become a row of the table, an endless loop ends by itself."""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+HERE = str(Path(__file__).resolve().parent)
+
+
+class Broke(Exception):
+    """The learner's code raised. The message is what the row shows."""
+
+
+class TookTooLong(BaseException):
+    """The time limit is over. No `except Exception` in the learner's code can swallow it."""
+
+
+def call(function: Callable[..., Any], *arguments: Any, shown: str) -> Any:
+    """The value of `function(*arguments)`. `shown` is the call as the learner would write it.
+
+    Raises `Broke` when it raises, and lets `NotImplementedError` through: that is a stub.
+    """
+    try:
+        return function(*arguments)
+    except NotImplementedError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise Broke(f"{shown} raised {said}{_place(error)}") from error
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TookTooLong` after `seconds`. Without effect off the main thread and where there are no alarms."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TookTooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the learner's own code that the exception passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(HERE)]
+    if not frames:
+        return ""
+    last = [f for f in frames if f.filename == frames[0].filename][-1]
+    line = linecache.getline(last.filename, last.lineno or 0).strip()
+    return f" in line {last.lineno}" + (f": {line}" if line else "")
