@@ -18,6 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.futures import Future
+from torch.profiler import record_function
 
 from course_lib.record import now
 
@@ -72,7 +73,7 @@ class WireWork(dist.Work):
 
 @dataclass
 class Transfer:
-    """One queued item. `start` begins the real transfer and returns the inner work; `enter` (paced
+    """One queued item, called `label` in a profile. `start` begins the real transfer and returns the inner work; `enter` (paced
     collectives) returns the time at which the last rank entered."""
 
     work: WireWork
@@ -80,6 +81,7 @@ class Transfer:
     result: Any
     moved_bytes: float
     issued: int
+    label: str
     enter: Callable[[int], int] | None = None
     before: Callable[[], None] | None = None
     after: Callable[[int, int], None] | None = None
@@ -124,7 +126,8 @@ class Link:
             try:
                 if item.before:
                     item.before()
-                self._carry(item, begin)
+                with record_function(item.label):
+                    self._carry(item, begin)
             except Exception as caught:  # whatever gloo raises belongs to the waiter
                 error = caught
             freed = now()

@@ -84,6 +84,11 @@ def _gloo(store: dist.Store, rank: int, size: int, spec: WireSpec) -> dist.Proce
     return group
 
 
+def profile_label(op: str, nbytes: int, bucket: int) -> str:
+    """What a transfer is called in a torch.profiler trace: `wire::all_reduce bytes=4194304 bucket=2`."""
+    return f"wire::{op} bytes={nbytes}" + (f" bucket={bucket}" if bucket >= 0 else "")
+
+
 class Wire(dist.ProcessGroup):
     """A process group over one link. `traffic` counts; spans go to the active recorder."""
 
@@ -139,7 +144,7 @@ class Wire(dist.ProcessGroup):
                 recorder.add("comm", "wire", op, begin, end, nbytes, bucket, step)
 
         paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
-        return self.link.put(lane, Transfer(work, start, result, moved, issued,
+        return self.link.put(lane, Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
                                             enter=self._last_entry if paced else None,
                                             before=lambda: self._enter(what), after=after))
 
