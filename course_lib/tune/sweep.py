@@ -140,33 +140,43 @@ def _on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
     from course_lib.train.bucketed import Bucketed
     from course_lib.train.ddp import StockDDP
     from course_lib.train.nosync import NoSync
+    from course_lib.train.phases import Phases
     from course_lib.tune.compare import alternate
     from course_lib.tune.profile import gradient_profile
 
     bare = model()
-    kind = emulated.PROVENANCE if isinstance(bare, emulated.Emulated) else "measured (cpu)"
+    emulates = isinstance(bare, emulated.Emulated)
+    kind = emulated.PROVENANCE if emulates else "measured (cpu)"
     profile = gradient_profile(bare, micro_step, micro_steps=micro_steps)
     whole = profile.total_bytes
-    link = measure(sizes=sorted({MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, whole} - {s for s in (8 * MB,) if s > whole}))
+    link = measure(sizes=sorted({min(s, whole) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, whole)}))
     chosen = [best_plan(profile, link)]
     dist.broadcast_object_list(chosen, 0)
     plan = chosen[0]
     flat = torch.zeros(whole // 4)
+    bare_phases = None if emulates else Phases(bare)
 
     def update(wrapped) -> Callable[[], None]:
         def step() -> None:
             wrapped.zero_grad(set_to_none=False)
             with wrapped.no_sync():
                 for _ in range(micro_steps - 1):
-                    (micro_step(wrapped) / micro_steps).backward()
-            (micro_step(wrapped) / micro_steps).backward()
+                    backward(wrapped, phases)
+            backward(wrapped, phases)
             wrapped.finish_gradient_synchronization()
+        phases = None if emulates else Phases(wrapped)
         return step
+
+    def backward(module, phases) -> None:
+        if phases is None:  # an emulated device records its own compute
+            (micro_step(module) / micro_steps).backward()
+        else:
+            phases.micro_step(lambda: micro_step(module) / micro_steps)
 
     def compute_only() -> None:
         bare.zero_grad(set_to_none=False)
         for _ in range(micro_steps):
-            (micro_step(bare) / micro_steps).backward()
+            backward(bare, bare_phases)
 
     steps = {"compute": compute_only, "comm": lambda: dist.all_reduce(flat), "serial": update(NoSync(model()))}
     for cap in caps_mb:

@@ -1,0 +1,1 @@
+"""Figures that are measured, not asserted: `make bench`, or `make bench ONLY=name`."""
