@@ -28,14 +28,14 @@ def assign_by_size(gradients: Sequence[Gradient], order: Sequence[int], bucket_m
                    first_bucket_mb: float | None = None) -> list[list[int]]:
     """Deal the gradients out in `order` (indices into `gradients`, expected ready order).
 
-    The first bucket of each kind closes at `first_bucket_mb` (None: no small first bucket), the others
-    at `bucket_mb`. Returns buckets of indices in the order in which they will be full. Raises
+    The first bucket of each kind closes at `first_bucket_mb` (None: no small first bucket), all others, and
+    the first if it would be larger, at `bucket_mb`. Returns buckets of indices in the order in which they will be full. Raises
     `ValueError` on a cap that is not above 0.
     """
     for name, cap in (("bucket_mb", bucket_mb), ("first_bucket_mb", first_bucket_mb)):
         if cap is not None and not cap > 0:
             raise ValueError(f"{name}={cap!r}: give a size in MB above 0 (PyTorch's default is 25)")
-    small = bucket_mb if first_bucket_mb is None else first_bucket_mb
+    small = bucket_mb if first_bucket_mb is None else min(first_bucket_mb, bucket_mb)
     closed: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
