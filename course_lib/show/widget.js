@@ -392,10 +392,13 @@ const CSS = `
 @media (prefers-color-scheme: dark) { .course-timeline { --own: #111418; } }
 .course-timeline * { box-sizing: border-box; }
 .course-timeline .title { font-weight: 600; font-size: 15px; margin-bottom: 8px; }
-.course-timeline .strip { display: grid; grid-template-columns: repeat(4, 1fr); gap: 8px; margin: 0 0 10px; }
-.course-timeline dt, .course-timeline .strip small, .course-timeline .note { color: var(--muted); font-size: 12px; }
-.course-timeline dd { margin: 0; font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.course-timeline .strip small { display: block; font-weight: 400; min-height: 16px; }
+.course-timeline .strip { display: grid; align-items: baseline; gap: 0 8px; margin: 0 0 10px;
+  grid-template-columns: ${LABELS - 8}px repeat(4, minmax(0, 1fr)); }
+.course-timeline.narrow .strip { grid-template-columns: 84px repeat(4, minmax(0, 1fr)); }
+.course-timeline .strip div { white-space: nowrap; font-variant-numeric: tabular-nums; }
+.course-timeline .strip .big { font-size: 19px; font-weight: 600; line-height: 1.3; }
+.course-timeline .strip .predicted { font-style: italic; }
+.course-timeline .muted, .course-timeline .note { color: var(--muted); font-size: 12px; }
 .course-timeline canvas { display: block; width: 100%; border-radius: 2px; touch-action: pan-y; }
 .course-timeline .lanes { position: relative; cursor: grab; }
 .course-timeline .lanes:active { cursor: grabbing; }
@@ -442,12 +445,10 @@ function render({ model, el }) {
   const id = `course-timeline-${++instances}`;
   const setting = Object.fromEntries([...SLIDERS.map(([key]) => key), "plan"].map((key) => [key, model.get(key)]));
   const initial = { ...data.start };
-  // JupyterLab must not take keys meant for the widget: "0 0" would restart the kernel.
-  const root = element(el, "section", { className: "course-timeline" },
-    { "data-lm-suppress-shortcuts": "true", "aria-label": data.title || "Timeline" });
+  const root = element(el, "section", { className: "course-timeline" }, { "aria-label": data.title || "Timeline" });
   element(root, "style", { textContent: CSS });
   if (data.title) element(root, "div", { className: "title", textContent: data.title });
-  const strip = element(root, "dl", { className: "strip" });
+  const strip = element(root, "div", { className: "strip" });
   const lanes = element(root, "div", { className: "lanes" });
   const canvas = element(lanes, "canvas", {}, { tabindex: 0, role: "img", "aria-describedby": `${id}-keys` });
   const tip = element(lanes, "div", { className: "tip", hidden: true });
@@ -458,6 +459,9 @@ function render({ model, el }) {
   const note = element(root, "div", { className: "note" });
   element(root, "div", { className: "note hint", id: `${id}-keys`, textContent: HINT });
   const spoken = element(root, "div", { className: "spoken" }, { role: "status", "aria-live": "polite" });
+  // JupyterLab must not take keys meant for the widget: "0 0" would restart the kernel, arrows move to another cell.
+  // Its shortcuts match the focused element itself, so the mark has to be there and not on a parent.
+  for (const node of root.querySelectorAll("canvas, input, select, button")) node.dataset.lmSuppressShortcuts = "true";
   const pen = { ctx: canvas.getContext("2d"), style, left: LABELS };
   const chartPen = { ctx: chart?.getContext("2d"), style };
   let theme, zoom = null, hits = [], chosen = -1, full = 1, speech = 0, toSize;
@@ -557,14 +561,14 @@ function render({ model, el }) {
     const guess = p && [ms(p.step * 1e9), ms(p.exposed * 1e9), percent(p.share),
       p.fair == null ? "nothing to hide" : p.fair.toFixed(2)];
     const names = ["step", "exposed", "communication", "fair score F"], big = guess ?? seen;
+    const tableRow = (label, cells, className) => {
+      element(strip, "div", { className: `${label} ${className === "big" ? "" : className}`, textContent: label });
+      names.forEach((_, i) => element(strip, "div", { className, textContent: cells[i] ?? "" }));
+    };
     strip.replaceChildren();
-    names.forEach((name, i) => {
-      if (!big[i]) return;
-      const cell = element(strip, "div");
-      element(cell, "dt", { textContent: guess ? `${name}, predicted` : name });
-      const value = element(cell, "dd", { textContent: big[i] });
-      element(value, "small", { textContent: guess && seen?.[i] ? `measured ${seen[i]}` : "" });
-    });
+    tableRow("", names.map((name, i) => (big[i] ? name : "")), "muted");
+    if (guess) tableRow("predicted", guess, "big");
+    if (seen) tableRow(measured.provenance.split(" ")[0], seen, guess ? "muted" : "big");
     const sizes = p ? p.sizes.map((s) => plain(s / MB)) : [];
     const plan = p ? `${sizes.length} bucket${sizes.length > 1 ? "s" : ""}: ${sizes.slice(0, 8).join(", ")}` +
       `${sizes.length > 8 ? ", …" : ""} MB` : "";
