@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from course_lib.tune.calibrate import Load, calibrate
-from course_lib.tune.sweep import Measured, Sweep, sweep
+from course_lib.tune.sweep import Measured, Sweep, compare, sweep
 
-__all__ = ["Load", "Measured", "Sweep", "calibrate", "sweep"]
+__all__ = ["Load", "Measured", "Sweep", "calibrate", "compare", "sweep"]

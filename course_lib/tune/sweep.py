@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +115,28 @@ def sweep(model: Callable[[], nn.Module], caps_mb: Sequence[float] = (1, 2, 3, 4
     for cap in caps_mb:
         if not cap > 0:
             raise ValueError(f"bucket size {cap} MB: give sizes above 0")
-    rows = run(_on_rank, model, tuple(caps_mb), micro_steps, repeats, tuple(ddp), micro_step or tiny_micro_step,
+    rows = run(_sweep_on_rank, model, tuple(caps_mb), micro_steps, repeats, tuple(ddp), micro_step or tiny_micro_step,
                ranks=ranks, fabric=fabric, timeout_s=timeout_s)
-    profile, link, plan, seconds, _ = rows[0]
-    measured = {name: Measured(name, tuple(seconds[name]), Timeline.merge(r[4][name] for r in rows))
-                for name in seconds}
-    return Sweep(profile, link, plan, tuple(caps_mb), measured)
+    profile, link, plan, _ = rows[0]
+    return Sweep(profile, link, plan, tuple(caps_mb), _merged([row[3] for row in rows]))
+
+
+def compare(model: Callable[[], nn.Module], variants: Mapping[str, tuple[str, Mapping[str, Any]]], *, ranks: int = 2,
+            fabric: str | Fabric = "auto", micro_steps: int = 1, repeats: int = 7,
+            micro_step: Callable[[nn.Module], Any] | None = None, timeout_s: float = 300.0) -> dict[str, Measured]:
+    """Measure strategies in alternation: `variants` maps a name to a strategy of `train.STRATEGIES` and its options.
+
+    >>> compare(load.model, {"once": ("no_sync", {}), "4 MB": ("bucketed", {"bucket_mb": 4})})  # doctest: +SKIP
+    """
+    rows = run(_compare_on_rank, model, dict(variants), micro_steps, repeats, micro_step or tiny_micro_step,
+               ranks=ranks, fabric=fabric, timeout_s=timeout_s)
+    return _merged(rows)
+
+
+def _merged(rows: list[tuple[dict[str, list[float]], dict[str, Timeline]]]) -> dict[str, Measured]:
+    seconds = rows[0][0]
+    return {name: Measured(name, tuple(seconds[name]), Timeline.merge(lines[name] for _, lines in rows))
+            for name in seconds}
 
 
 def tiny_micro_step(module: nn.Module) -> Any:
@@ -129,61 +145,35 @@ def tiny_micro_step(module: nn.Module) -> Any:
     return module(torch.ones(4)).square().mean()
 
 
-def _on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
-    """The rank's side of `sweep`."""
-    import torch
+def _compare_on_rank(model, variants, micro_steps, repeats, micro_step):
+    from course_lib.tune.alternate import alternate
+    from course_lib.tune.update import Updates
+    updates = Updates(model, micro_step, micro_steps)
+    return alternate({name: updates.of(*variant) for name, variant in variants.items()}, repeats,
+                     provenance=updates.provenance)
+
+
+def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
+    """The rank's side of `sweep`: profile, fit, plan, then everything in alternation."""
     import torch.distributed as dist
 
-    from course_lib.launch import context
     from course_lib.launch.measure import measure
-    from course_lib.train import emulated
-    from course_lib.train.bucketed import Bucketed
-    from course_lib.train.ddp import StockDDP
-    from course_lib.train.nosync import NoSync
-    from course_lib.train.phases import Phases
-    from course_lib.tune.compare import alternate
+    from course_lib.tune.alternate import alternate
     from course_lib.tune.profile import gradient_profile
+    from course_lib.tune.update import Updates
 
-    bare = model()
-    emulates = isinstance(bare, emulated.Emulated)
-    kind = emulated.PROVENANCE if emulates else "measured (cpu)"
-    profile = gradient_profile(bare, micro_step, micro_steps=micro_steps)
-    whole = profile.total_bytes
-    link = measure(sizes=sorted({min(s, whole) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, whole)}))
+    updates = Updates(model, micro_step, micro_steps)
+    profile = gradient_profile(updates.bare, micro_step, micro_steps=micro_steps)
+    sizes = (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, profile.total_bytes)
+    link = measure(sizes=sorted({min(s, profile.total_bytes) for s in sizes}))
     chosen = [best_plan(profile, link)]
     dist.broadcast_object_list(chosen, 0)
-    plan = chosen[0]
-    flat = torch.zeros(whole // 4)
-    bare_phases = None if emulates else Phases(bare)
-
-    def update(wrapped) -> Callable[[], None]:
-        def step() -> None:
-            wrapped.zero_grad(set_to_none=False)
-            with wrapped.no_sync():
-                for _ in range(micro_steps - 1):
-                    backward(wrapped, phases)
-            backward(wrapped, phases)
-            wrapped.finish_gradient_synchronization()
-        phases = None if emulates else Phases(wrapped)
-        return step
-
-    def backward(module, phases) -> None:
-        if phases is None:  # an emulated device records its own compute
-            (micro_step(module) / micro_steps).backward()
-        else:
-            phases.micro_step(lambda: micro_step(module) / micro_steps)
-
-    def compute_only() -> None:
-        bare.zero_grad(set_to_none=False)
-        for _ in range(micro_steps):
-            backward(bare, bare_phases)
-
-    steps = {"compute": compute_only, "comm": lambda: dist.all_reduce(flat), "serial": update(NoSync(model()))}
+    steps = {"compute": updates.compute, "comm": updates.communication(profile.total_bytes),
+             "serial": updates.of("no_sync", {})}
     for cap in caps_mb:
-        steps[label(cap)] = update(Bucketed(model(), bucket_mb=cap, first_bucket_mb=None))
-    steps["plan"] = update(Bucketed(model(), plan=plan.buckets))
+        steps[label(cap)] = updates.of("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})
+    steps["plan"] = updates.of("bucketed", {"plan": chosen[0].buckets})
     for cap in ddp:
         options = {} if cap == "default" else {"bucket_mb": cap, "first_bucket_mb": None}
-        steps[f"ddp {cap if cap == 'default' else label(cap)}"] = update(StockDDP(model(), **options))
-    seconds, timelines = alternate(steps, repeats, provenance=f"{kind}, {context().spec.provenance}")
-    return profile, link, plan, seconds, timelines
+        steps[f"ddp {cap if cap == 'default' else label(cap)}"] = updates.of("ddp", options)
+    return profile, link, chosen[0], alternate(steps, repeats, provenance=updates.provenance)

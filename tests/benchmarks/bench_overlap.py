@@ -52,7 +52,7 @@ def _pairs_cpu() -> list[float]:
 def _pairs(model, micro_step, cap_mb: float, pairs: int) -> list[float]:
     from course_lib.train.bucketed import Bucketed
     from course_lib.train.ddp import StockDDP
-    from course_lib.tune.compare import alternate
+    from course_lib.tune.alternate import alternate
 
     def update(wrapped):
         def step() -> None:

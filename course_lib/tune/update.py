@@ -1,0 +1,64 @@
+"""One update of a model under any strategy, as a step that can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.launch import context
+from course_lib.train import emulated
+from course_lib.train.ddp import wrap
+from course_lib.train.phases import Phases
+
+
+class Updates:
+    """Makes steps from a model factory on a rank: every strategy gets a model of its own, with equal weights
+    (the factory must seed itself or build constants; the wrappers broadcast rank 0's)."""
+
+    def __init__(self, model: Callable[[], nn.Module], micro_step: Callable[[nn.Module], Any], micro_steps: int) -> None:
+        self._model, self._micro_step, self._micro_steps = model, micro_step, micro_steps
+        self.bare = model()
+        self._emulates = isinstance(self.bare, emulated.Emulated)
+        self._bare_phases = self._phases(self.bare)
+        kind = emulated.PROVENANCE if self._emulates else "measured (cpu)"
+        self.provenance = f"{kind}, {context().spec.provenance}"
+
+    def of(self, strategy: str, options: Mapping[str, Any]) -> Callable[[], None]:
+        """All micro-steps of one update under `strategy`, the gradient synchronised at its end."""
+        wrapped = wrap(strategy, self._model(), **options)
+        phases = self._phases(wrapped)
+
+        def step() -> None:
+            wrapped.zero_grad(set_to_none=False)
+            with wrapped.no_sync():
+                for _ in range(self._micro_steps - 1):
+                    self._backward(wrapped, phases)
+            self._backward(wrapped, phases)
+            wrapped.finish_gradient_synchronization()
+
+        return step
+
+    def compute(self) -> None:
+        """The same work without any communication."""
+        self.bare.zero_grad(set_to_none=False)
+        for _ in range(self._micro_steps):
+            self._backward(self.bare, self._bare_phases)
+
+    @staticmethod
+    def communication(nbytes: int) -> Callable[[], None]:
+        """One flat all-reduce of `nbytes` bytes."""
+        flat = torch.zeros(nbytes // 4)
+        return lambda: dist.all_reduce(flat)
+
+    def _phases(self, module: nn.Module) -> Phases | None:
+        return None if self._emulates else Phases(module)  # an emulated device records its own compute
+
+    def _backward(self, module: nn.Module, phases: Phases | None) -> None:
+        if phases is None:
+            (self._micro_step(module) / self._micro_steps).backward()
+        else:
+            phases.micro_step(lambda: self._micro_step(module) / self._micro_steps)
