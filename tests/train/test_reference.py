@@ -53,9 +53,14 @@ def everything(micro_steps: int) -> dict:
             for case in CASES for strategy in STRATEGIES}
 
 
-@cache
-def results(ranks: int, micro_steps: int) -> list[dict]:
-    return run(everything, micro_steps, ranks=ranks, fabric="loopback")
+RUNS = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 1), (3, 3), (4, 3)]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda r: f"{r[0]} ranks, N={r[1]}")
+def trained(request) -> tuple[int, int, list[dict]]:
+    """Ranks, micro-steps, and on every rank the parameters by (case, strategy)."""
+    ranks, micro_steps = request.param
+    return ranks, micro_steps, run(everything, micro_steps, ranks=ranks, fabric="loopback")
 
 
 @cache
@@ -65,13 +70,13 @@ def expected(case_name: str, ranks: int, micro_steps: int) -> dict[str, torch.Te
     return reference(lambda: make_model(case_name), list(zip(*per_rank)), case.loss_of, make_optimizer, case.normalise)
 
 
-@pytest.mark.parametrize(("ranks", "micro_steps"), [(1, 1), (1, 3), (2, 1), (2, 3), (3, 1), (3, 3), (4, 3)])
 @pytest.mark.parametrize("case", CASES)
-def test_parameters_equal_the_reference(case: str, ranks: int, micro_steps: int) -> None:
+def test_parameters_equal_the_reference(case: str, trained: tuple[int, int, list[dict]]) -> None:
+    ranks, micro_steps, results = trained
     want, start = expected(case, ranks, micro_steps), state(make_model(case))
     assert any(not torch.equal(want[n], start[n]) for n in want), "nothing was learnt, so nothing is compared"
     for strategy in STRATEGIES:
-        got = [r[case, strategy] for r in results(ranks, micro_steps)]
+        got = [r[case, strategy] for r in results]
         for name, tensor in want.items():
             for rank, parameters in enumerate(got):
                 where = f"{strategy}, {name}, rank {rank}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache
 
 import pytest
 import torch
@@ -39,13 +38,11 @@ def all_checks() -> dict:
     return {name: check() for name, check in CHECKS.items()}
 
 
-@cache
-def results() -> list[dict]:
-    return run(all_checks, ranks=RANKS, fabric="loopback")
-
-
-def got(check) -> list:
-    return [r[check.__name__] for r in results()]
+@pytest.fixture(scope="module")
+def got():
+    """The results of a check, one a rank."""
+    results = run(all_checks, ranks=RANKS, fabric="loopback")
+    return lambda check: [r[check.__name__] for r in results]
 
 
 def model_of(kind=mlp, seed: int = 0) -> nn.Module:
@@ -110,7 +107,7 @@ def forward_decides():
     return out
 
 
-def test_the_forward_decides() -> None:
+def test_the_forward_decides(got) -> None:
     """facts.md, F3; and a window of which nothing was sent is not finished in silence."""
     for rank in got(forward_decides):
         for (name, case), (calls, said) in rank.items():
@@ -132,7 +129,7 @@ def no_sync_and_exceptions():
     return sent()[0]
 
 
-def test_no_sync_ends_when_an_exception_leaves_it() -> None:
+def test_no_sync_ends_when_an_exception_leaves_it(got) -> None:
     assert got(no_sync_and_exceptions) == [1, 1]
 
 
@@ -155,7 +152,7 @@ def collectives():
     return out
 
 
-def test_collectives_and_bytes_are_what_the_strategy_says() -> None:
+def test_collectives_and_bytes_are_what_the_strategy_says(got) -> None:
     parameters = list(mlp().parameters())
     full = sum(p.numel() for p in parameters) * 4  # bytes of one gradient; a ring of 2 sends it once
     for rank in got(collectives):
@@ -175,7 +172,7 @@ def serial_every_micro_step():
     return *sent(), same(grads(model), alone(mlp, [0, 1, 2], "mean"))
 
 
-def test_serial_sends_everything_after_every_micro_step() -> None:
+def test_serial_sends_everything_after_every_micro_step(got) -> None:
     full = sum(p.numel() for p in mlp().parameters()) * 4
     assert got(serial_every_micro_step) == [(18, 3 * full, True)] * RANKS
 
@@ -207,7 +204,7 @@ def synchronised_again():
     return out
 
 
-def test_a_second_synchronisation_adds_only_what_is_new() -> None:
+def test_a_second_synchronisation_adds_only_what_is_new(got) -> None:
     for rank in got(synchronised_again):
         assert all(rank.values()), [k for k, ok in rank.items() if not ok]
 
@@ -233,7 +230,7 @@ def views():
     return out
 
 
-def test_zero_grad_either_way_leaves_views_and_the_same_numbers() -> None:
+def test_zero_grad_either_way_leaves_views_and_the_same_numbers(got) -> None:
     """facts.md, F5."""
     for rank in got(views):
         first = rank[True, True][0]
@@ -275,7 +272,7 @@ class _TwoOrders(nn.Module):
         return second(torch.tanh(first(x)))
 
 
-def test_the_order_is_rebuilt_from_what_rank_0_saw() -> None:
+def test_the_order_is_rebuilt_from_what_rank_0_saw(got) -> None:
     rank0, rank1 = got(rebuild)
     before, after, right = rank0["registration is not use"]
     assert right and before != after
@@ -310,7 +307,7 @@ def more_than_one_use():
     return out
 
 
-def test_parameters_used_twice_and_forwards_beside_the_window() -> None:
+def test_parameters_used_twice_and_forwards_beside_the_window(got) -> None:
     for rank in got(more_than_one_use):
         assert all(rank.values()), rank
 
@@ -327,7 +324,7 @@ def plans():
     return tied.buckets, sent()[0], tied.bucket_bytes
 
 
-def test_a_plan_is_followed_and_never_rebuilt() -> None:
+def test_a_plan_is_followed_and_never_rebuilt(got) -> None:
     for buckets, calls, sizes in got(plans):
         assert buckets == [["out.weight", "out.bias", "back.bias", "there.weight"],
                            ["there.bias", "twice.weight", "twice.bias"]]
@@ -346,7 +343,7 @@ def unused():
     return [(n, p.grad) for n, p in model.module.named_parameters()]
 
 
-def test_used_on_any_rank_in_any_micro_step_is_used() -> None:
+def test_used_on_any_rank_in_any_micro_step_is_used(got) -> None:
     """facts.md, F8: the used-set is the union over the window and over ranks."""
     rank0, rank1 = (dict(r) for r in got(unused))
     assert [n for n, g in rank0.items() if g is None] == ["never.weight", "never.bias"]
@@ -383,7 +380,7 @@ def comm_hooks():
     return out
 
 
-def test_comm_hooks_of_ddp_run_unchanged() -> None:
+def test_comm_hooks_of_ddp_run_unchanged(got) -> None:
     for rank in got(comm_hooks):
         seen = rank.pop("spy")
         assert all(rank.values()), rank
@@ -404,7 +401,7 @@ def half_precision_range():
     return out
 
 
-def test_division_comes_before_the_sum() -> None:
+def test_division_comes_before_the_sum(got) -> None:
     for rank in got(half_precision_range):
         assert set(rank.values()) == {40000.0}, rank
 
@@ -419,7 +416,7 @@ def recorded():
     return recorder.timeline(), sizes
 
 
-def test_fills_and_transfers_carry_their_bucket() -> None:
+def test_fills_and_transfers_carry_their_bucket(got) -> None:
     for timeline, sizes in got(recorded):
         fills, comms = timeline.select(kind="fill"), timeline.select(kind="comm")
         assert [s.bucket for s in fills] == [s.bucket for s in comms] == list(range(len(sizes)))
@@ -448,7 +445,7 @@ def wrapped_again():
     return said, calls, [len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()]
 
 
-def test_wrapping_again_takes_over() -> None:
+def test_wrapping_again_takes_over(got) -> None:
     for said, calls, hooks in got(wrapped_again):
         assert "wrapped again" in said and calls == 1 and set(hooks) == {0}
 
