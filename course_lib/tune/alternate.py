@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,14 @@ from course_lib.record import Recorder, now, recording
 from course_lib.timeline import Timeline
 
 
-def alternate(steps: Mapping[str, Callable[[], None]], repeats: int, warmup: int = 2,
+class Step(NamedTuple):
+    """`run` is timed; `prepare` (zeroing gradients, say) is done before the clock starts."""
+
+    run: Callable[[], None]
+    prepare: Callable[[], None] = lambda: None
+
+
+def alternate(steps: Mapping[str, Step], repeats: int, warmup: int = 2,
               provenance: str = "measured (cpu)") -> tuple[dict[str, list[float]], dict[str, Timeline]]:
     """Run every step `repeats` times, one of each in turn, on all ranks of a run.
 
@@ -27,13 +35,14 @@ def alternate(steps: Mapping[str, Callable[[], None]], repeats: int, warmup: int
     for round_ in range(warmup + repeats):
         shift = round_ % len(names)
         for name in names[shift:] + names[:shift]:
+            steps[name].prepare()
             dist.barrier(control)
             if round_ < warmup:
-                steps[name]()
+                steps[name].run()
                 continue
             begin = now()
             with recording(into=recorders[name]) as rec, rec.measure_step(round_ - warmup):
-                steps[name]()
+                steps[name].run()
             took = torch.tensor([(now() - begin) * 1e-9], dtype=torch.float64)
             dist.all_reduce(took, op=dist.ReduceOp.MAX, group=control)
             seconds[name].append(float(took))

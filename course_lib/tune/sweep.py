@@ -168,7 +168,7 @@ def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
     link = measure(sizes=sorted({min(s, profile.total_bytes) for s in sizes}))
     chosen = [best_plan(profile, link)]
     dist.broadcast_object_list(chosen, 0)
-    steps = {"compute": updates.compute, "comm": updates.communication(profile.total_bytes),
+    steps = {"compute": updates.compute(), "comm": updates.communication(profile.total_bytes),
              "serial": updates.of("no_sync", {})}
     for cap in caps_mb:
         steps[label(cap)] = updates.of("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})

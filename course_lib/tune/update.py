@@ -13,6 +13,7 @@ from course_lib.launch import context
 from course_lib.train import emulated
 from course_lib.train.ddp import wrap
 from course_lib.train.phases import Phases
+from course_lib.tune.alternate import Step
 
 
 class Updates:
@@ -27,32 +28,33 @@ class Updates:
         kind = emulated.PROVENANCE if self._emulates else "measured (cpu)"
         self.provenance = f"{kind}, {context().spec.provenance}"
 
-    def of(self, strategy: str, options: Mapping[str, Any]) -> Callable[[], None]:
+    def of(self, strategy: str, options: Mapping[str, Any]) -> Step:
         """All micro-steps of one update under `strategy`, the gradient synchronised at its end."""
         wrapped = wrap(strategy, self._model(), **options)
         phases = self._phases(wrapped)
 
         def step() -> None:
-            wrapped.zero_grad(set_to_none=False)
             with wrapped.no_sync():
                 for _ in range(self._micro_steps - 1):
                     self._backward(wrapped, phases)
             self._backward(wrapped, phases)
             wrapped.finish_gradient_synchronization()
 
-        return step
+        return Step(step, lambda: wrapped.zero_grad(set_to_none=False))
 
-    def compute(self) -> None:
+    def compute(self) -> Step:
         """The same work without any communication."""
-        self.bare.zero_grad(set_to_none=False)
-        for _ in range(self._micro_steps):
-            self._backward(self.bare, self._bare_phases)
+        def step() -> None:
+            for _ in range(self._micro_steps):
+                self._backward(self.bare, self._bare_phases)
+
+        return Step(step, lambda: self.bare.zero_grad(set_to_none=False))
 
     @staticmethod
-    def communication(nbytes: int) -> Callable[[], None]:
+    def communication(nbytes: int) -> Step:
         """One flat all-reduce of `nbytes` bytes."""
         flat = torch.zeros(nbytes // 4)
-        return lambda: dist.all_reduce(flat)
+        return Step(lambda: dist.all_reduce(flat))
 
     def _phases(self, module: nn.Module) -> Phases | None:
         return None if self._emulates else Phases(module)  # an emulated device records its own compute

@@ -50,19 +50,11 @@ def _pairs_cpu() -> list[float]:
 
 
 def _pairs(model, micro_step, cap_mb: float, pairs: int) -> list[float]:
-    from course_lib.train.bucketed import Bucketed
-    from course_lib.train.ddp import StockDDP
     from course_lib.tune.alternate import alternate
-
-    def update(wrapped):
-        def step() -> None:
-            wrapped.zero_grad(set_to_none=False)
-            micro_step(wrapped).backward()
-            wrapped.finish_gradient_synchronization()
-        return step
-
-    seconds, _ = alternate({"ours": update(Bucketed(model(), bucket_mb=cap_mb, first_bucket_mb=None)),
-                            "ddp": update(StockDDP(model(), bucket_mb=cap_mb, first_bucket_mb=None))},
+    from course_lib.tune.update import Updates
+    updates = Updates(model, micro_step, 1)
+    options = {"bucket_mb": cap_mb, "first_bucket_mb": None}
+    seconds, _ = alternate({"ours": updates.of("bucketed", options), "ddp": updates.of("ddp", options)},
                            repeats=pairs, warmup=4)
     return [a / b for a, b in zip(seconds["ours"], seconds["ddp"])]
 

@@ -94,9 +94,9 @@ def test_profile_refuses_a_model_that_has_nothing_to_reduce():
 
 def test_alternation_gives_every_variant_every_turn():
     def turns():
-        from course_lib.tune.alternate import alternate
+        from course_lib.tune.alternate import Step, alternate
         seen: list[str] = []
-        steps = {name: (lambda name=name: seen.append(name)) for name in "abc"}
+        steps = {name: Step(lambda name=name: seen.append(name)) for name in "abc"}
         seconds, lines = alternate(steps, repeats=3, warmup=1)
         return seen, seconds, {n: line.steps for n, line in lines.items()}
 
