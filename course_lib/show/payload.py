@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from course_lib.show.curve import Point
 from course_lib.show.scene import Bar, Piece, Row, Scene, coarse, scene
-from course_lib.show.style import as_dict
+from course_lib.show.style import LOOKS, as_dict
 from course_lib.simulate.buckets import (
     MB,
     BucketPlan,
@@ -103,7 +103,7 @@ def payload(profile: GradientProfile | None, start: Setting | None, measured: Ma
     data = {
         "style": as_dict(), "title": title or "", "limit_ns": limit_ns, "profile": None, "points": [],
         "measured": [_measured(mb, one, fair.get(mb)) for mb, one in drawn.items()],
-        "looks": sorted(looks | ({"compute", "hidden", "exposed"} if profile else set())),
+        "looks": [name for name in LOOKS if name in looks or (profile and name in ("compute", "hidden", "exposed"))],
     }
     if profile is not None and start is not None:
         data |= {

@@ -480,8 +480,8 @@ function render({ model, el }) {
 
   function drawLegend() {
     legend.replaceChildren();
-    for (const [name, look] of Object.entries(style.looks)) {
-      if (!data.looks.includes(name)) continue;
+    for (const name of data.looks) {
+      const look = style.looks[name];
       const key = element(element(legend, "span", {}), "i");
       key.parentNode.append(look.words);
       if (name === "wait") {

@@ -52,7 +52,7 @@ class Lab:
     folder: Path
     base: str
     token: str
-    python_path: str
+    env: dict[str, str]
 
     def url(self, name: str) -> str:
         return f"{self.base}lab/tree/{name}?token={self.token}"
@@ -78,7 +78,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         found = wait_for(lambda: next((home / "runtime").glob("jpserver-*.json"), None), 60, "JupyterLab's address",
                          alive=lambda: server.poll() is None)
         base = wait_for(lambda: _address(found), 30, "JupyterLab's address")
-        yield Lab(folder, base, token, python_path)
+        yield Lab(folder, base, token, env)
     finally:
         _end(server)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -218,14 +220,17 @@ def test_in_jupyterlab(browser, lab, wait_for):
     wait_for(lambda: data(browser)["theme"] != before, 20, "the other theme")
 
 
-def test_made_by_papermill_and_reopened(browser, lab, wait_for, monkeypatch):
-    """No cell is run in JupyterLab: the picture is there, live where the host restores widget state."""
+@pytest.mark.parametrize("trusted", [False, True])
+def test_made_by_papermill_and_reopened(browser, lab, wait_for, monkeypatch, trusted):
+    """No cell is run in JupyterLab: a notebook it trusts is alive from its saved state, another shows the image."""
     papermill = pytest.importorskip("papermill")
-    monkeypatch.setenv("PYTHONPATH", lab.python_path)
+    monkeypatch.setenv("PYTHONPATH", lab.env["PYTHONPATH"])
     notebook(lab.folder / "in.ipynb")
     papermill.execute_notebook(lab.folder / "in.ipynb", lab.folder / "out.ipynb", progress_bar=False)
     output = nbformat.read(lab.folder / "out.ipynb", 4).cells[-1].outputs[-1].data
     assert output["image/png"] and output["text/plain"].startswith("Timeline of 2 ranks")
+    if trusted:
+        subprocess.run([sys.executable, "-m", "jupyter", "trust", "out.ipynb"], cwd=lab.folder, env=lab.env, check=True)
     browser.get(lab.url("out.ipynb"))
-    shown = f"return {ROOT}?.dataset.drawMs ?? document.querySelector('.jp-OutputArea img')?.naturalWidth"
-    assert wait_for(lambda: browser.execute_script(shown), 60, "a picture")
+    shown = f"{ROOT}?.dataset.drawMs" if trusted else "document.querySelector('.jp-OutputArea img')?.naturalWidth"
+    assert wait_for(lambda: browser.execute_script(f"return {shown}"), 60, "a picture")
