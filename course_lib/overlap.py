@@ -1,7 +1,6 @@
-"""How much communication was hidden, and what that is worth: the definitions of metrics.md.
+"""How much communication was hidden, per rank and step, per bucket and per collective.
 
-`report` turns a `Timeline` into rows per rank and step, per bucket and per collective; `fair_score`
-and `attained` turn step times into scores. All sums are integer nanoseconds, ratios come last.
+All sums are integer nanoseconds, ratios come last. What the overlap is worth is in `score`.
 
 Three answers are kept apart everywhere: *no communication happened* (`comm` is 0; `exposed`, `hidden`
 and `overlap` are None), *cannot know* (`comm` is None, or it is known and `hidden` is None) and a
@@ -14,11 +13,12 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from course_lib.arrivals import CollectiveRow, late_overall, match
 from course_lib.timeline import Span, Timeline, intersect, length, subtract, union
 
 WORK = ("compute", "comm", "copy", "memset")
@@ -107,23 +107,6 @@ class BucketRow:
 
 
 @dataclass(frozen=True)
-class CollectiveRow:
-    """One collective seen from every rank, matched by order within (step, bucket, name); `bucket` is -1 where
-    the spans have none, and groups that work side by side need names of their own. `wait` pairs each rank
-    with last arrival − own start, in ns; `transfer` is what the wire itself took. Both are None when they
-    cannot be known: one rank only, ranks that issued different numbers, point-to-point. `late` names the
-    ranks the others waited for."""
-
-    step: int
-    bucket: int
-    sequence: int
-    name: str
-    wait: tuple[tuple[int, int], ...] | None
-    transfer: int | None
-    late: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Report:
     """Everything `report` found. `rows` are per rank and step, `ranks` pooled per rank, `pooled` over all.
     `step_times` has one entry a step: the slowest rank's T, in ns. `late` ranks made others wait overall."""
@@ -183,13 +166,13 @@ def report(timeline: Timeline, *, warmup: int = 0) -> Report:
             comm += (s for s in inside if s.kind == "comm")
     if timeline.ranks and not rows:
         raise ValueError(f"warmup={warmup} drops all {len(timeline.steps)} recorded steps; record more or drop fewer")
-    collectives = _collectives(comm)
+    collectives = match(comm)
     slowest: dict[int, int] = defaultdict(int)
     for r in rows:
         slowest[r.step] = max(slowest[r.step], r.span)
     ranks = tuple(_pool([r for r in rows if r.rank == k], k) for k in timeline.ranks)
     return Report(tuple(rows), ranks, _pool(rows, None), tuple(slowest[k] for k in sorted(slowest)), tuple(buckets),
-                  collectives, _late_overall(collectives), timeline.provenance)
+                  collectives, late_overall(collectives), timeline.provenance)
 
 
 def _ms(ns: int) -> str:
@@ -313,113 +296,3 @@ def _bucket_row(rank: int, step: int, bucket: int, use: int, fill: list[Span], c
                      max((s.stop for s in comm), default=None), sum(sizes) if sizes else None,
                      length(subtract(m, _near(compute, m))) if comm and len(compute) else None,
                      started - max(could) if could and started is not None else None)
-
-
-def _collectives(comm: Iterable[Span]) -> tuple[CollectiveRow, ...]:
-    """Match by order: every rank issues the collectives of one group in the same order."""
-    groups: dict[tuple[int, int, str], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
-    for s in comm:
-        groups[s.step, s.bucket, s.name][s.rank].append(s)
-    out = []
-    for (step, bucket, name), ranks in sorted(groups.items()):
-        counts = [len(spans) for spans in ranks.values()]
-        alone = len(ranks) < 2 or min(counts) < max(counts) or _point_to_point(name)
-        for k in range(max(counts)):
-            out.append(CollectiveRow(step, bucket, k, name, None, None, ()) if alone else
-                       _collective(k, [spans[k] for spans in ranks.values()]))
-    return tuple(out)
-
-
-def _collective(sequence: int, spans: list[Span]) -> CollectiveRow:
-    last = max(s.start for s in spans)
-    wait = {s.rank: last - s.start for s in spans}
-    # A root's end only means "handed over"; the last receiver has it.
-    transfer = (max(s.stop for s in spans) - last if _rooted(spans[0].name) else
-                min(s.stop - s.start for s in spans))
-    return CollectiveRow(spans[0].step, spans[0].bucket, sequence, spans[0].name, tuple(wait.items()), transfer,
-                         _late(wait, transfer))
-
-
-def _point_to_point(name: str) -> bool:
-    return any(word in name.lower() for word in ("send", "recv", "p2p"))
-
-
-def _rooted(name: str) -> bool:
-    bare = name.lower().replace("_", "").replace("-", "")
-    return "broadcast" in bare or ("reduce" in bare and "allreduce" not in bare and "scatter" not in bare)
-
-
-def _late(wait: dict[int, int], transfer: int) -> tuple[int, ...]:
-    """Ranks in the later half of the arrivals' range, when the longest wait is over a tenth of the transfer
-    (below that it is jitter)."""
-    longest = max(wait.values())
-    return tuple(r for r, w in sorted(wait.items()) if w < longest / 2) if longest > transfer / 10 else ()
-
-
-def _late_overall(collectives: Iterable[CollectiveRow]) -> tuple[int, ...]:
-    total: dict[int, int] = defaultdict(int)
-    moved = 0
-    for c in collectives:
-        if c.wait is not None:
-            moved += c.transfer
-            for rank, w in c.wait:
-                total[rank] += w
-    return _late(total, moved) if total else ()
-
-
-@dataclass(frozen=True)
-class Score:
-    """A score with what qualifies it. `value` is None when there was `nothing to hide`; that, `calibration` (the
-    bound is not one) or nothing is the `label`. `spread` is in units of the score. `impossible`: the step was
-    shorter than its compute or its communication alone, and a person decides."""
-
-    name: str
-    value: float | None
-    spread: float = 0.0
-    label: str = ""
-    impossible: bool = False
-
-    @property
-    def sentence(self) -> str:
-        goal = "the physical limit" if self.name == "F" else "the best bucket plan"
-        if self.value is None:
-            said = f"{self.name}: nothing to hide, {goal} would save under 5 % of the serial step."
-        else:
-            shown = f"{self.name} = {self.value:.2f}" + (f" ± {self.spread:.2f}" if self.spread else "")
-            said = f"{shown}: slower than serial." if self.value < 0 else (
-                f"{shown}: {self.value:.0%} of the time that {goal} saves over serial.")
-            if self.label == "calibration":
-                said = f"{shown}: above 1.03 the bound is wrong, not the run good. Fit a and β again in the same run."
-        if self.impossible:
-            said += " Impossible: the step is shorter than its compute or its communication alone, so work is missing."
-        return said
-
-
-def _score(name: str, T_serial: float, T: float, limit: float, spread: float) -> Score:
-    if not all(0 < t < float("inf") for t in (T_serial, T, limit)) or spread < 0:
-        raise ValueError(f"step times {T_serial}, {T}, {limit} (spread {spread}) cannot be scored; "
-                         "give positive times of one run, all in one unit")
-    gain = T_serial - limit
-    if gain < 0.05 * T_serial:
-        return Score(name, None, label="nothing to hide")
-    return Score(name, (T_serial - T) / gain, spread / gain)
-
-
-def fair_score(T_serial: float, T: float, Tc: float, Tm: float, *, spread: float = 0.0) -> Score:
-    """F = (T_serial − T) / (T_serial − max(Tc, Tm)): 1 is the physical limit, 0 no better than serial.
-
-    All times in one unit, medians of one run in alternation; `spread` is the spread of T in that unit. Shown
-    first everywhere, because an overlap ratio alone rewards waiting. Raises `ValueError` on times that
-    are not positive."""
-    limit = max(Tc, Tm)
-    score = _score("F", T_serial, T, limit, spread)
-    return replace(score, impossible=limit - spread > T)
-
-
-def attained(T_serial: float, T: float, T_bound: float, *, spread: float = 0.0) -> Score:
-    """A = (T_serial − T) / (T_serial − T_bound), T_bound being the step of the best contiguous bucket plan with
-    costs fitted in the same run (`simulate.buckets.step_bound`). Units and errors as `fair_score`."""
-    score = _score("A", T_serial, T, T_bound, spread)
-    if score.value is not None and score.value > 1.03:
-        return replace(score, label="calibration")
-    return score

@@ -73,8 +73,8 @@ class WireWork(dist.Work):
 
 @dataclass
 class Transfer:
-    """One queued item, called `label` in a profile. `start` begins the real transfer and returns the inner work; `enter` (paced
-    collectives) returns the time at which the last rank entered."""
+    """One queued item, called `label` in a profile. `start` begins the real transfer and returns the inner
+    work; `enter` (paced collectives) returns the time at which the last rank entered."""
 
     work: WireWork
     start: Callable[[], Any]

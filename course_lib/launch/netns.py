@@ -12,8 +12,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from course_lib.launch.processes import (CLONE_NEWNET, become_root_of_new_user_namespace, drop_capabilities,
-                                         unshare)
+from course_lib.launch.processes import CLONE_NEWNET, become_root_of_new_user_namespace, drop_capabilities, unshare
 
 BURST = "72kb"  # just above one 64 KiB packet: more hides small messages, less splits packets
 CONGESTION_CONTROL = "reno"

@@ -6,6 +6,7 @@ rank can outlive a run.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -86,10 +87,8 @@ def end_descendants(known: set[int] = frozenset(), limit_s: float = 10.0) -> Non
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         for pid in set(children()) | set(known):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -65,7 +65,7 @@ _IDLE_S = 0.1
 def _load_more() -> bool:
     """Import, while nothing is asked of us, what the constructors of DDP and FSDP2 would import on
     every rank of every run (hundreds of modules, seconds of work)."""
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
     return True
 

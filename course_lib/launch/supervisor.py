@@ -78,7 +78,7 @@ def _start(request: Request, scratch: str, board: Board) -> list[_Rank]:
 def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: int, scratch: str) -> _Rank:
     ours, theirs = socket.socketpair()
     out_r, out_w = os.pipe()
-    stack = open(os.path.join(scratch, f"stack-{rank}"), "w+b")
+    stack = open(os.path.join(scratch, f"stack-{rank}"), "w+b")  # noqa: SIM115  both processes keep it
     pid = os.fork()
     if pid == 0:
         try:

@@ -42,8 +42,8 @@ class WireSpec:
     provenance: str
     interface: str | None
     node_of: tuple[int, ...]
-    inner: Pace = Pace()
-    inter: Pace = Pace()
+    inner: Pace = field(default_factory=Pace)
+    inter: Pace = field(default_factory=Pace)
     timeout_s: float = 60.0
 
 

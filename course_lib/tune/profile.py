@@ -25,7 +25,7 @@ def gradient_profile(module: nn.Module, micro_step: Callable[[nn.Module], Any], 
     """
     params = {p: name for name, p in module.named_parameters() if p.requires_grad and p.numel()}
     if not params:
-        raise ValueError("no parameter of the model requires a gradient: there is nothing to reduce and nothing to tune")
+        raise ValueError("no parameter of the model requires a gradient: nothing to reduce, nothing to tune")
     ready: dict[nn.Parameter, list[int]] = {p: [] for p in params}
     forward, backward = [], []
     handles = [p.register_post_accumulate_grad_hook(lambda p: ready[p].append(now())) for p in params]
@@ -40,7 +40,7 @@ def gradient_profile(module: nn.Module, micro_step: Callable[[nn.Module], Any], 
             end = now()
             missing = [params[p] for p in params if len(ready[p]) <= len(forward)]
             if missing:
-                raise ValueError(f"no gradient reached {', '.join(missing[:3])}: freeze unused parameters before tuning")
+                raise ValueError(f"no gradient reached {', '.join(missing[:3])}: freeze what is unused before tuning")
             for p in params:
                 ready[p][len(forward):] = [ready[p][-1] - middle]
             forward.append(middle - begin)

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from course_lib import overlap
 from course_lib.launch import Fabric, run
-from course_lib.simulate.buckets import (MB, BucketPlan, GradientProfile, Prediction, best_plan, predict, step_bound,
-                                         step_floor, uniform_plan)
+from course_lib.score import Score, attained, fair_score
+from course_lib.simulate.buckets import (
+    MB,
+    BucketPlan,
+    GradientProfile,
+    Prediction,
+    best_plan,
+    predict,
+    step_bound,
+    step_floor,
+    uniform_plan,
+)
 from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Timeline
 
@@ -70,16 +80,16 @@ class Sweep:
     def r(self) -> float:
         return self.Tm / self.Tc
 
-    def fair_score(self, name: str) -> overlap.Score:
+    def fair_score(self, name: str) -> Score:
         """F of a variant, against this sweep's own serial run."""
         one = self.measured[name]
-        return overlap.fair_score(self.measured["serial"].median_s, one.median_s, self.Tc, self.Tm,
+        return fair_score(self.measured["serial"].median_s, one.median_s, self.Tc, self.Tm,
                                   spread=one.spread_s)
 
-    def attained(self, name: str = "plan") -> overlap.Score:
+    def attained(self, name: str = "plan") -> Score:
         """A of a variant, against the best contiguous plan under the fitted costs."""
         one = self.measured[name]
-        return overlap.attained(self.measured["serial"].median_s, one.median_s, step_bound(self.profile, self.link),
+        return attained(self.measured["serial"].median_s, one.median_s, step_bound(self.profile, self.link),
                                 spread=one.spread_s)
 
     @property

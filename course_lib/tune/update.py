@@ -20,7 +20,8 @@ class Updates:
     """Makes steps from a model factory on a rank: every strategy gets a model of its own, with equal weights
     (the factory must seed itself or build constants; the wrappers broadcast rank 0's)."""
 
-    def __init__(self, model: Callable[[], nn.Module], micro_step: Callable[[nn.Module], Any], micro_steps: int) -> None:
+    def __init__(self, model: Callable[[], nn.Module], micro_step: Callable[[nn.Module], Any],
+                 micro_steps: int) -> None:
         self._model, self._micro_step, self._micro_steps = model, micro_step, micro_steps
         self.bare = model()
         self._emulates = isinstance(self.bare, emulated.Emulated)

@@ -43,7 +43,8 @@ def test_delivered_rate(kind, gbit, mb):
 @pytest.mark.parametrize("kind", KINDS)
 def test_injected_latency(kind):
     def fastest(latency_ms):
-        return max(run(best_all_reduce_s, 4, 40, ranks=2, fabric=Fabric(gbit=1, latency_us=1e3 * latency_ms, kind=kind)))
+        fabric = Fabric(gbit=1, latency_us=1e3 * latency_ms, kind=kind)
+        return max(run(best_all_reduce_s, 4, 40, ranks=2, fabric=fabric))
 
     for latency_ms in (1, 4, 10):
         for _ in range(3):  # a busy machine can delay all forty messages of one run; never three times

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import overlap
+from course_lib.score import fair_score
 from course_lib.simulate.buckets import (
     MB,
     BucketPlan,
@@ -36,7 +37,7 @@ def equal_layers(forward_s: float, backward_s: float, layers: int = 16) -> Gradi
 
 def fair(profile: GradientProfile, link: LinkCost, plan: BucketPlan) -> float:
     """F of the predicted step."""
-    return overlap.fair_score(step_serial(profile, link), predict(profile, link, plan).step_s, profile.Tc,
+    return fair_score(step_serial(profile, link), predict(profile, link, plan).step_s, profile.Tc,
                               link.cost(profile.total_bytes)).value
 
 
@@ -276,6 +277,6 @@ def test_other_bad_input():
 
 
 def test_prediction_needs_no_torch():
-    code = ("import sys, course_lib.overlap, course_lib.record, course_lib.simulate.buckets; "
+    code = ("import sys, course_lib.overlap, course_lib.score, course_lib.record, course_lib.simulate.buckets; "
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
