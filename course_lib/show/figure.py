@@ -113,6 +113,8 @@ def _draw_row(picture: Picture, axes: Axes, slot: Slot, head: float, look: Theme
     for look_name, track, pieces in _by_look(row, pixel):
         _bars(axes, look_name, [(p.start / 1e6, (p.stop - p.start) / 1e6) for p in pieces],
               (slot.top + track * per_track, per_track), slot.outline, look)
+    if not slot.outline:
+        _edges(axes, slot, per_track, 3 * pixel, look)
     _numbers(axes, slot, per_track, look)
     middle = head + slot.top + slot.height / 2
     if slot.first:
@@ -149,8 +151,17 @@ def _bars(axes: Axes, name: str, spans: list[tuple[float, float]], band: tuple[f
         axes.broken_barh(spans, band, facecolors="none", edgecolors=fill, hatch=hatch or None, linewidth=1.1,
                          zorder=3, label=f"predicted {name}")
     else:
-        axes.broken_barh(spans, band, facecolors=fill, edgecolors=look.paper, hatch=hatch or None, linewidth=0.5,
+        axes.broken_barh(spans, band, facecolors=fill, edgecolors=look.paper, hatch=hatch or None, linewidth=0,
                          zorder=3, label=name)
+
+
+def _edges(axes: Axes, slot: Slot, per_track: float, least: float, look: Theme) -> None:
+    """Hairlines between bars, not between the pieces of one: a transfer stays one bar."""
+    for track in range(slot.row.tracks):
+        bars = [(b.start / 1e6, (b.stop - b.start) / 1e6) for b in slot.row.bars
+                if b.track == track and b.stop - b.start > least]
+        axes.broken_barh(bars, (slot.top + track * per_track, per_track), facecolors="none", edgecolors=look.paper,
+                         linewidth=0.5, zorder=3.5, label="_edges")
 
 
 def _numbers(axes: Axes, slot: Slot, per_track: float, look: Theme) -> None:

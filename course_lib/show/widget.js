@@ -188,11 +188,11 @@ function drawBar(pen, bar, slot, x, look, hits) {
         ctx.fillStyle = hatch.filled;
         ctx.fillRect(a, y, w, high);
       }
-      if (w > 3) {
-        ctx.fillStyle = theme.paper;
-        ctx.fillRect(a + w - 0.6, y, 0.6, high);
-      }
     }
+  }
+  if (!slot.outline && right - left > 3) {
+    ctx.fillStyle = theme.paper;
+    ctx.fillRect(right - 0.6, y, 0.6, high);
   }
   hits.push({ bar, slot, x: Math.max(left, edge), y, w: Math.min(right, end) - Math.max(left, edge), h: high });
   if (bar.bucket >= 0 && high >= 9) drawNumber(pen, bar, slot, x, y + high / 2, high);
