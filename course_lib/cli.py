@@ -64,3 +64,7 @@ def _fail(sentence: str, code: int = 1) -> None:
 def main() -> None:
     """The console script."""
     app(prog_name="course")
+
+
+if __name__ == "__main__":
+    main()

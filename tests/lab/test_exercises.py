@@ -1,16 +1,30 @@
-"""Every exercise of every lab: well formed, and each planted wrong answer rejected with the hint written for it."""
+"""Every exercise of every lab: well formed, its solution passes, its stub says so, each planted answer is caught.
+
+An exercise's cell stands alone: it imports what it uses. That is what makes it checkable here, and by a grader.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from course_lib.lab import evaluate
+from course_lib.lab import CheckFailed, evaluate
 from course_lib.lab.model import Exercise, Planted
+from course_lib.lab.notebook import learner_notebook, read_solution
 from course_lib.lab.registry import everything
 
 EXERCISES = list(everything().values())
 PLANTED = [(each, planted) for each in EXERCISES for planted in each.planted]
 SEEDS = range(20)
+SOLUTIONS = sorted((Path(__file__).resolve().parents[2] / "solutions").glob("[0-9][0-9]_*.py"))
+
+
+def cells(solution: Path, learner: bool) -> dict[str, str]:
+    """The source of each exercise's cell by exercise number, as the solution has it or as learners get it."""
+    notebook = read_solution(solution)
+    notebook = learner_notebook(solution, notebook) if learner else notebook
+    return {cell.metadata.exercise: cell.source for cell in notebook.cells if "exercise" in cell.metadata}
 
 
 @pytest.mark.parametrize("each", EXERCISES, ids=lambda each: each.id)
@@ -29,3 +43,14 @@ def test_planted_answer_is_rejected_with_its_hint(each: Exercise, planted: Plant
         assert result.mistake == planted.mistake, f"seed {seed}"
         assert result.diagnosis == each.mistakes[planted.mistake]
         assert all(row.expected and row.seen for row in result.rows if not row.ok)
+
+
+@pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda path: path.stem)
+def test_solutions_pass_and_stubs_say_that_they_are_not_written(solution: Path) -> None:
+    known = everything()
+    for number, source in cells(solution, learner=False).items():
+        result = evaluate(number, Planted(number, source, "").answer(known[number].needs), seed=1)
+        assert result.ok, [row for row in result.rows if not row.ok]
+    for number, source in cells(solution, learner=True).items():
+        with pytest.raises(CheckFailed, match=f"exercise {number} is not written yet"):
+            evaluate(number, Planted(number, source, "").answer(known[number].needs))

@@ -1,6 +1,6 @@
 """Exercise 4.2: launch a bucket when it is full.
 
-The learner writes one method of this class; the rest stands in the notebook above it:
+The learner writes one method of this class; the cell of the exercise gives the rest:
 
     class Reducer:
         def __init__(self, buckets, uses, wire):
