@@ -152,6 +152,8 @@ def test_a_stub_says_which_exercise_is_missing() -> None:
 
     with pytest.raises(CheckFailed, match=r"^exercise 4\.3 is not written yet"):
         evaluate("4.3", finishing(stub), seed=0)
+    with pytest.raises(CheckFailed, match=r"^exercise 4\.3 is not written yet"):
+        evaluate("4.3", type("CompleteReducer", (Given,), {"finish": stub, "on_gradient_ready": stub}), seed=0)
     with pytest.raises(CheckFailed, match=r"`on_gradient_ready` is not written yet: solve 4\.2"):
         evaluate("4.3", type("CompleteReducer", (StepByStep,), {"on_gradient_ready": stub}), seed=0)
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from course_lib.lab.errors import CheckFailed
@@ -94,6 +95,7 @@ def finish_the_window(answer: type, draw: random.Random) -> Verdict:
     for name in ("on_gradient_ready", "finish"):
         if not callable(getattr(answer, name, None)):
             raise Broke(f"the class has no method `{name}`")
+    _stop_at_a_stub(answer)
     played: list[Played] = []
     for number in range(12):
         plan = Plan.drawn(draw, skips=number % 4)
@@ -156,6 +158,14 @@ def _row(name: str, expected: str, cases: list[Played], holds: Callable[[Played]
     broken = sorted((c for c in cases if not holds(c)), key=lambda c: (c.number, len(c.local)))
     seen = str(broken[0]) if broken else f"held in {len(cases)} of {len(cases)} windows"
     return Row(name, not broken, expected, seen)
+
+
+def _stop_at_a_stub(answer: type) -> None:
+    """Raise `NotImplementedError` if `finish` is not written, also where the hook is not either."""
+    plan = Plan.drawn(random.Random(0), skips=0)
+    with suppress(Broke):
+        reducer = call(answer, plan.buckets, plan.uses, SummingWire(plan, []), plan.parameters(), shown="")
+        call(reducer.finish, shown="")
 
 
 def _all_ranks(answer: type, plan: Plan) -> list[Played]:
