@@ -29,8 +29,8 @@ def assign_by_size(gradients: Sequence[Gradient], order: Sequence[int], bucket_m
     """Deal the gradients out in `order` (indices into `gradients`, expected ready order).
 
     The first bucket of each kind closes at `first_bucket_mb` (None: no small first bucket), all others, and
-    the first if it would be larger, at `bucket_mb`. Returns buckets of indices in the order in which they will be full. Raises
-    `ValueError` on a cap that is not above 0.
+    the first if it would be larger, at `bucket_mb`. Returns buckets of indices in the order in which they
+    will be full. Raises `ValueError` on a cap that is not above 0.
     """
     for name, cap in (("bucket_mb", bucket_mb), ("first_bucket_mb", first_bucket_mb)):
         if cap is not None and not cap > 0:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -26,20 +25,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from course_lib.train.broadcast import broadcast_module
 from course_lib.train.control import Control, SynchronizationError, ranks_text
-from course_lib.train.status import Call, Status, verdict
-
-
-class Slot:
-    """One trainable parameter. A tied parameter has one slot, under its first name."""
-
-    __slots__ = ("bit", "index", "name", "param")
-
-    def __init__(self, index: int, name: str, param: nn.Parameter) -> None:
-        self.index, self.name, self.param, self.bit = index, name, param, 1 << index
+from course_lib.train.hooks import Slot, attach
+from course_lib.train.status import Call, Progress, Status, verdict
 
 
 class Strategy(nn.Module):
@@ -67,20 +59,24 @@ class Strategy(nn.Module):
         for path, part in module.named_modules():
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
                 raise ValueError(f"{path or type(part).__name__!r} makes sparse gradients; build it with sparse=False")
+        if lazy := [n for n, p in module.named_parameters() if is_lazy(p)]:
+            raise ValueError(f"{name}: {lazy[0]!r} has no shape yet; run one forward before wrapping")
         self.module, self.op = module, op
         self.group = dist.group.WORLD if process_group is None else process_group
         self.control = Control(self.group)
         self.slots = [Slot(i, n, p) for i, (n, p) in enumerate(
             (n, p) for n, p in module.named_parameters() if p.requires_grad)]
+        self._frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         if not self.slots:
             raise ValueError(f"{name}: no parameter of {type(module).__name__} requires a gradient, nothing to reduce")
         self.window = self.steps = 0
-        self._sync, self._closed, self._failed = True, False, False
-        self._ids = frozenset(id(s.param) for s in self.slots)
+        self._sync, self.closed, self._failed = True, False, False
+        self.ids = frozenset(id(s.param) for s in self.slots)
         self._all = (1 << len(self.slots)) - 1
         self._reduced = 0  # op="sum": parameters whose .grad is still the sum of an earlier synchronisation
         self._stepped: dict[int, int] = {}  # optimizer -> the window it last stepped
-        self._reset()
+        self._union = 0  # parameters that any rank used in this window
+        self.progress = Progress()
 
     def _start(self, *settings: Any) -> None:
         """Last line of a subclass's `__init__`: compare models and settings, broadcast, hook the parameters.
@@ -95,18 +91,12 @@ class Strategy(nn.Module):
                 f"{self.control.ranks[0]}; give every rank the same parameters (name, shape, dtype, frozen or not) "
                 "and settings")
         broadcast_module(self.module, self.group)
-        for older in list(_live):
-            if not older._ids.isdisjoint(self._ids):
-                older.close()
-        self._handles = [handle for slot in self.slots for handle in _hooks(weakref.ref(self), slot, self.op)]
-        weakref.finalize(self, _remove, self._handles)
-        _live.add(self)
+        self._detach = attach(self)
 
     def close(self) -> None:
         """Take the hooks off the parameters. The module can then be wrapped by something else."""
-        _remove(self._handles)
-        _live.discard(self)
-        self._closed = True
+        self._detach()
+        self.closed = True
 
     # the training loop's side
 
@@ -129,12 +119,12 @@ class Strategy(nn.Module):
         """End the window: on return `.grad` of every parameter is the same on all ranks. Call it on every
         rank after the last backward and before the optimizer. Raises `SynchronizationError`, on every rank
         and naming the ranks at fault, if they did not do the same; the window's gradients are then dropped."""
-        if self._closed:
+        if self.closed:
             raise RuntimeError(f"this {type(self).__name__} was closed or its module was wrapped again")
         self._agree(Call.FINISH)
         self._finish()
         self.window += 1
-        self._reset()
+        self.progress = Progress()
 
     # for subclasses
 
@@ -142,7 +132,7 @@ class Strategy(nn.Module):
         """The first gradient of a synchronised backward is accumulated."""
 
     def _gradient_ready(self, slot: Slot) -> None:
-        """The gradient of a parameter is accumulated; `_running` says if this backward is synchronised."""
+        """The gradient of a parameter is accumulated; `progress.running` says if this backward is synchronised."""
 
     def _after_synchronised_backward(self) -> None:
         """Inside `backward()`, when every gradient of it is accumulated."""
@@ -159,40 +149,40 @@ class Strategy(nn.Module):
 
     # bookkeeping
 
-    def _reset(self) -> None:
-        self.forwards = self.backwards = self.synced = 0
-        self._armed = self._running = self._in_backward = self._loose = False
-        self._seen = self._union = 0
-
     def _before_forward(self) -> None:
-        if self._closed:
+        if self.closed:
             raise RuntimeError(f"this {type(self).__name__} was closed or its module was wrapped again")
-        if self._in_backward:  # the last backward never came to its end
-            if self._running:
+        if self.progress.in_backward:  # the last backward never came to its end
+            if self.progress.running:
                 self._agree(Call.GIVE_UP)
-            self._in_backward = False
+            self.progress.in_backward = False
+        if thawed := [n for n, p in self._frozen if p.requires_grad]:
+            raise RuntimeError(f"{thawed[0]!r} was frozen when the module was wrapped, so its gradient would never be "
+                               "sent; wrap the module again after unfreezing")
         self._failed = False
-        self.forwards += 1
-        self._armed = self._sync
+        self.progress.forwards += 1
+        self.progress.armed = self._sync
 
-    def _accumulated(self, slot: Slot) -> None:
-        if not self._in_backward:
-            self._in_backward, self._running, self._armed = True, self._armed, False
+    def accumulated(self, slot: Slot) -> None:
+        progress = self.progress
+        if not progress.in_backward:
+            progress.in_backward, progress.running, progress.armed = True, progress.armed, False
             Variable._execution_engine.queue_callback(self._end_backward)
-            if self._running:
+            if progress.running:
                 self._before_synchronised_backward()
-        self._seen |= slot.bit
+        progress.seen |= slot.bit
         self._gradient_ready(slot)
 
     def _end_backward(self) -> None:
-        self._in_backward = False
-        self.backwards += 1
-        self._loose = not self._running
-        if self._running:
-            self.synced += 1
+        progress = self.progress
+        progress.in_backward = False
+        progress.backwards += 1
+        progress.loose = not progress.running
+        if progress.running:
+            progress.synced += 1
             self._after_synchronised_backward()
 
-    def _unsum(self, slot: Slot) -> None:
+    def unsum(self, slot: Slot) -> None:
         """op="sum": what is about to be added to is a sum over ranks already. One rank's share of it is
         1/size, so that the next sum gives it back once and not size times."""
         if self._reduced & slot.bit:
@@ -203,9 +193,11 @@ class Strategy(nn.Module):
     def _agree(self, call: Call) -> None:
         """Compare notes with all ranks. Returns if all is well; else every rank drops the window and raises
         (a rank whose own backward raised has had its exception and is only warned)."""
-        mine = Status(call, self.window, self.forwards, self.backwards, self.synced, self._loose, self._in_backward,
-                      self._launched(), self.steps, self._seen)
+        mine = self.progress.status(call, self.window, self._launched(), self.steps)
         notes = self.control.exchange(mine.pack(len(self.slots)), f"the end of window {self.window}")
+        if mine.whole and mine.seen == self._all and notes.count(notes[0]) == len(notes):  # as nearly always
+            self._union = self._all
+            return
         statuses = [Status.unpack(n) for n in notes]
         self._union = reduce(or_, (s.seen for s in statuses))
         problem = verdict(self.control.ranks, statuses, [s.name for s in self.slots], self.find_unused)
@@ -214,52 +206,20 @@ class Strategy(nn.Module):
         self._drain(max(s.launched for s in statuses))
         for slot in self.slots:
             slot.param.grad = None
-        self._reset()
+        self.progress = Progress()
         self.window, self._reduced, self._failed = max(s.window for s in statuses) + 1, 0, True
         if call != Call.GIVE_UP:
             raise SynchronizationError(problem)
         warnings.warn(problem, stacklevel=4)
 
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Refuse a step on gradients that are not final; the other ranks learn of it in their finish."""
         if self._failed:
             raise SynchronizationError(f"window {self.window - 1} failed and its gradients were dropped: leave out "
                                        "this optimizer step and start the next window")
-        again = self.forwards and self._stepped.get(id(optimizer), 0) == self.window
-        if self.backwards or self._in_backward or again:
+        progress = self.progress
+        again = progress.forwards and self._stepped.get(id(optimizer), 0) == self.window
+        if progress.backwards or progress.in_backward or again:
             self._agree(Call.STEP)
         self._stepped[id(optimizer)] = self.window
         self.steps += 1
-
-
-_live: weakref.WeakSet[Strategy] = weakref.WeakSet()
-
-
-def _hooks(strategy: weakref.ref[Strategy], slot: Slot, op: str) -> Iterator[Any]:
-    """Weak, so that a parameter does not keep an old wrapper alive."""
-    def accumulated(_param: torch.Tensor) -> None:
-        if (me := strategy()) is not None:
-            me._accumulated(slot)
-
-    def before(_grad: torch.Tensor) -> None:
-        if (me := strategy()) is not None:
-            me._unsum(slot)
-
-    yield slot.param.register_post_accumulate_grad_hook(accumulated)
-    if op == "sum":
-        yield slot.param.register_hook(before)
-
-
-def _remove(handles: list) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _guard(optimizer: Optimizer, _args: tuple, _kwargs: dict) -> None:
-    """Before every optimizer step of this process: are all wrapped parameters it holds ready for it?"""
-    for strategy in list(_live):
-        if any(id(p) in strategy._ids for group in optimizer.param_groups for p in group["params"]):
-            strategy._before_step(optimizer)
-
-
-register_optimizer_step_pre_hook(_guard)

@@ -22,7 +22,8 @@ class Bucket:
         self.views: list[torch.Tensor] = []
         start = 0
         for p in params:
-            self.views.append(self.flat[start:start + p.numel()].view(p.shape))
+            # .data: the same memory, but not a view to autograd, so that `.grad.detach_()` stays allowed
+            self.views.append(self.flat[start:start + p.numel()].view(p.shape).data)
             start += p.numel()
         self.bytes = total * self.flat.element_size()
         self.waiting = len(params)

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.train.assign import Gradient, assign_by_plan, assign_by_size
-from course_lib.train.base import Slot, Strategy
+from course_lib.train.base import Strategy
 from course_lib.train.control import SynchronizationError
+from course_lib.train.hooks import Slot
 from course_lib.train.reducer import CommHook, LateGradient, Reducer
 from course_lib.train.status import Call
 
@@ -82,7 +83,7 @@ class Bucketed(Strategy):
     # what happens when
 
     def _before_forward(self) -> None:
-        if self.reducer.flying and not self._in_backward:
+        if self.reducer.flying and not self.progress.in_backward:
             self._agree(Call.SYNC)
             self._complete()
         super()._before_forward()
@@ -91,14 +92,13 @@ class Bucketed(Strategy):
         self.reducer.start()
 
     def _gradient_ready(self, slot: Slot) -> None:
-        if not self._running and not self.reducer.flying:
-            return
         try:
-            if not self._running:
+            if self.progress.running:
+                self.reducer.ready(slot.index)
+            elif self.reducer.flying:
                 raise LateGradient
-            self.reducer.ready(slot.index)
         except LateGradient:
-            self._running = True  # this backward has spoilt what is on the wire
+            self.progress.running = True  # this backward has spoilt what is on the wire
             raise SynchronizationError(
                 f"rank {dist.get_rank()}: {slot.name!r} got another gradient while its bucket was on the wire. Call "
                 "finish_gradient_synchronization() between two backward passes, or run the forward of all but the "
@@ -107,14 +107,14 @@ class Bucketed(Strategy):
     def _after_synchronised_backward(self) -> None:
         absent = self.reducer.missing()
         if not self.find_unused:  # what no micro-step used stays out, and the verdict names it
-            absent = [i for i in absent if self._seen >> i & 1]
+            absent = [i for i in absent if self.progress.seen >> i & 1]
         for i in absent:
-            self._unsum(self.slots[i])
+            self.unsum(self.slots[i])
             self.reducer.ready(i)
 
     def _complete(self) -> None:
         self.reducer.wait()
-        if self._seen != self._all or not self.reducer.as_view:
+        if self.progress.seen != self._all or not self.reducer.as_view:
             self.reducer.deliver([bool(self._union >> i & 1) for i in range(len(self.slots))])
         if self.op == "sum":
             self._reduced = self._all

@@ -25,7 +25,7 @@ class SynchronizationError(RuntimeError):
 class Control:
     """Exchanges small byte strings among the ranks of `group`. Every rank must make the same calls."""
 
-    timeout_s = 120.0
+    timeout_s = 300.0
     """How long to wait for a rank that does not come. Longer than any honest pause in a step."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -72,10 +72,19 @@ class Reducer:
         """Gradient `index` is final for this backward: put it into its bucket, launch what is full."""
         if self._arrived[index]:
             raise LateGradient
+        self._arrived[index] = True
         bucket, view = self._place[index]
         param = self.params[index]
-        self._fill(param, view)
-        self._arrived[index] = True
+        grad = param.grad
+        if grad is None:
+            view.zero_()
+        else:
+            if self.scale is not None:
+                torch.mul(grad, self.scale, out=view)
+            elif grad is not view:
+                view.copy_(grad)
+            if self.as_view and grad is not view:
+                param.grad = view
         self.ready_ns[index] = at = now()
         if bucket.waiting == len(bucket.views):
             bucket.first_ready = at
@@ -114,17 +123,6 @@ class Reducer:
                 param.grad = view.clone()
             else:
                 param.grad.copy_(view)
-
-    def _fill(self, param: nn.Parameter, view: torch.Tensor) -> None:
-        grad = param.grad
-        if grad is None:
-            view.zero_()
-        elif self.scale is not None:
-            torch.mul(grad, self.scale, out=view)
-        elif grad is not view:
-            view.copy_(grad)
-        if self.as_view and grad is not None and grad is not view:
-            param.grad = view
 
     def _launch_full(self) -> None:
         while self.launched < len(self.buckets) and not self.buckets[self.launched].waiting:

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.train.base import Slot, Strategy
+from course_lib.train.base import Strategy
 from course_lib.train.bucket import Bucket
+from course_lib.train.hooks import Slot
 from course_lib.train.status import Call
 
 
@@ -52,7 +53,7 @@ class SerialAllReduce(Strategy):
             self._reduced = self._all
 
     def _contribute(self, slot: Slot, view: torch.Tensor) -> None:
-        self._unsum(slot)
+        self.unsum(slot)
         grad = slot.param.grad
         if grad is None:
             view.zero_()

@@ -45,6 +45,12 @@ class Status:
     """Optimizer steps since the module was wrapped."""
     seen: int = 0
 
+    @property
+    def whole(self) -> bool:
+        """Nothing is wrong with this window as far as one rank can tell (unused parameters apart)."""
+        return (self.call <= Call.SYNC and self.backwards > 0 and self.synced > 0
+                and not self.loose and not self.broken)
+
     def pack(self, parameters: int) -> bytes:
         head = struct.pack("<9q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
                            self.broken, self.launched, self.steps)
@@ -54,6 +60,26 @@ class Status:
     def unpack(cls, data: bytes) -> Status:
         call, *numbers = struct.unpack("<9q", data[:72])
         return cls(Call(call), *numbers, seen=int.from_bytes(data[72:], "little"))
+
+
+class Progress:
+    """This rank's side of the window that is open now. Written by hooks, so it is small and plain."""
+
+    __slots__ = ("armed", "backwards", "forwards", "in_backward", "loose", "running", "seen", "synced")
+
+    def __init__(self) -> None:
+        self.forwards = self.backwards = self.synced = self.seen = 0
+        self.armed = False
+        """The next backward is synchronised."""
+        self.running = False
+        """The present (or last) backward is synchronised."""
+        self.in_backward = False
+        """A backward began and has not come to its end."""
+        self.loose = False
+
+    def status(self, call: Call, window: int, launched: int, steps: int) -> Status:
+        return Status(call, window, self.forwards, self.backwards, self.synced, self.loose, self.in_backward, launched,
+                      steps, self.seen)
 
 
 def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[str], find_unused: bool) -> str | None:

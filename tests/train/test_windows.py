@@ -453,3 +453,55 @@ def test_wrapping_again_takes_over(got) -> None:
 def test_outside_a_run_it_says_where_to_be() -> None:
     with pytest.raises(RuntimeError, match=r"construct it inside the function given to launch\.run"):
         Bucketed(mlp())
+
+
+@on_ranks
+def refusals():
+    out = {}
+
+    def refused(name, make) -> None:
+        try:
+            make()
+            out[name] = ""
+        except (ValueError, RuntimeError) as error:
+            out[name] = str(error)
+
+    refused("size", lambda: Bucketed(mlp(), bucket_mb=0))
+    refused("op", lambda: NoSync(mlp(), op="max"))
+    refused("sum with hook", lambda: Bucketed(mlp(), op="sum", comm_hook=default_hooks.allreduce_hook))
+    refused("nothing to train", lambda: Bucketed(mlp().requires_grad_(False)))
+    refused("sparse", lambda: Bucketed(nn.Embedding(3, 2, sparse=True)))
+    refused("lazy", lambda: Bucketed(nn.LazyLinear(2)))
+    refused("strategy", lambda: wrap("bucket", mlp()))
+    refused("plan", lambda: Bucketed(mlp(), plan=[["0.weight"]]))
+    module = mlp()
+    module[0].requires_grad_(False)
+    model = Bucketed(module)
+    module[0].requires_grad_(True)
+    refused("thawed", lambda: model(inputs()))
+    return out
+
+
+def test_what_cannot_be_is_refused_with_the_remedy(got) -> None:
+    for said in got(refusals):
+        for name, words in {"size": "above 0", "op": "'mean' or 'sum'", "sum with hook": "drop one",
+                            "nothing to train": "nothing to reduce", "sparse": "sparse=False",
+                            "lazy": "before wrapping", "strategy": "choose one of serial, no_sync, bucketed, ddp",
+                            "plan": "leaves out", "thawed": "'0.weight' was frozen"}.items():
+            assert words in said[name], (name, said[name])
+
+
+@on_ranks
+def detached_in_place():
+    model = Bucketed(model_of(), bucket_mb=SMALL)
+    for i in range(2):
+        backward(model, i)
+        model.finish_gradient_synchronization()
+        for p in model.parameters():
+            p.grad.detach_()
+    return same(grads(model), alone(mlp, [0, 1], "mean"))
+
+
+def test_gradients_in_buckets_may_be_detached_in_place(got) -> None:
+    """facts.md, F5: DDP's may not."""
+    assert got(detached_in_place) == [True] * RANKS
