@@ -198,7 +198,7 @@ for name in [f"{cap:g} MB" for cap in caps_mb] + ["plan"]:
 # ends. Its whole c(S) is exposed, whatever came before. So the *last* bucket should be small, and the early ones, which
 # have time, should be just large enough not to waste latency. That is a plan, not a size.
 
-# %% id="plan"
+# %% id="plan" tags=["picture"]
 print("the plan:", found.plan)
 print("its predicted step:", f"{found.prediction().step_s * 1e3:.1f} ms")
 print("no plan of any shape beats:", f"{found.floor_s * 1e3:.1f} ms")

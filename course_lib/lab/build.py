@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 
 from course_lib.lab.errors import BuildError
 from course_lib.lab.notebook import FILE_NAME, as_text, learner_notebook, read_solution
@@ -42,16 +43,26 @@ def build_labs(
             continue
         say(f"{lab.relative_to(root)}: {'written' if _write(lab, text) else 'unchanged'}")
         if run:
-            from course_lib.lab.execute import executed
-
-            stored = solution.with_suffix(".ipynb")
-            _write(stored, as_text(executed(solution, full)))
-            say(f"{stored.relative_to(root)}: run and stored")
+            _run_and_store(root, solution, full, say)
     if not numbers:
         for stray in _strays(root):
             say(f"{stray.relative_to(root)}: has no solution; remove it, or give it one")
             up_to_date = False
     return up_to_date
+
+
+def _run_and_store(root: Path, solution: Path, full: NotebookNode, say: Callable[[str], object]) -> None:
+    """The executed notebook beside its source, and its tagged pictures as `solutions/pictures/NN_cell.png`."""
+    from course_lib.lab.execute import executed, pictures
+
+    stored, notebook = solution.with_suffix(".ipynb"), executed(solution, full)
+    _write(stored, as_text(notebook))
+    say(f"{stored.relative_to(root)}: run and stored")
+    for cell, png in pictures(notebook).items():
+        path = root / "solutions" / "pictures" / f"{solution.name[:2]}_{cell}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(png)
+        say(f"{path.relative_to(root)}: written")
 
 
 def find_root(start: Path | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import tempfile
 from pathlib import Path
@@ -42,6 +43,22 @@ def executed(solution: Path, full: NotebookNode, parameters: dict | None = None)
     _require_a_full_run(solution, notebook, failure)
     _tidy(notebook, {folder: ".", str(solution.resolve().parents[1]): ".", str(Path.home()): "~"})
     return notebook
+
+
+def pictures(notebook: NotebookNode) -> dict[str, bytes]:
+    """The PNG of every cell tagged `picture`, by cell id: what README and reports show of a real run.
+
+    Raises `BuildError` for a tagged cell that shows none.
+    """
+    found = {}
+    for cell in notebook.cells:
+        if "picture" not in cell.metadata.get("tags", []):
+            continue
+        shown = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+        if not shown:
+            raise BuildError(f'cell "{cell.id}" is tagged picture and shows none')
+        found[cell.id] = base64.b64decode(shown[-1])
+    return found
 
 
 def _require_a_full_run(solution: Path, notebook: NotebookNode, failure: str) -> None:

@@ -61,3 +61,21 @@ def test_a_failure_names_the_cell_and_stores_nothing(tmp_path: Path, last: str, 
     with pytest.raises(BuildError, match=says):
         run(tmp_path, last)
     assert not (tmp_path / "solutions/04_try.ipynb").exists()
+
+
+def test_tagged_pictures_are_stored_beside_the_notebook(tmp_path: Path) -> None:
+    text = TEXT.replace('id="last"', 'id="last" tags=["picture"]')
+    (tmp_path / "solutions").mkdir()
+    draw = "from matplotlib.figure import Figure\nfrom IPython.display import Image\nimport io\n" \
+           "b = io.BytesIO(); Figure().savefig(b); Image(b.getvalue())"
+    (tmp_path / "solutions/04_try.py").write_text(text.format(last=draw, root=tmp_path.resolve()))
+    build_labs(root=tmp_path, run=True, say=lambda line: None)
+    assert (tmp_path / "solutions/pictures/04_last.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cell_tagged_picture_without_one_is_named(tmp_path: Path) -> None:
+    text = TEXT.replace('id="last"', 'id="last" tags=["picture"]')
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions/04_try.py").write_text(text.format(last="1 + 1", root=tmp_path.resolve()))
+    with pytest.raises(BuildError, match='cell "last" is tagged picture and shows none'):
+        build_labs(root=tmp_path, run=True, say=lambda line: None)

@@ -1,0 +1,65 @@
+"""The labs in a real JupyterLab: the solution runs from top to bottom, the learner's notebook stops at its exercise."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+
+from course_lib.lab.notebook import read_solution
+from tests.browser.conftest import REPOSITORY
+
+SOLUTIONS = sorted((REPOSITORY / "solutions").glob("[0-9][0-9]_*.py"))
+KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
+CELLS = "window.jupyterapp.shell.currentWidget.content.widgets"
+
+
+def open_and_run(browser, lab, wait_for, name: str, limit_s: float) -> None:
+    """Run all cells of a notebook and wait until the kernel has been idle for two looks."""
+    browser.get(lab.url(name))
+    wait_for(lambda: browser.execute_script(f"return {KERNEL} === 'idle'"), 90, "the kernel")
+    browser.execute_async_script("window.jupyterapp.commands.execute('notebook:run-all-cells')"
+                                 ".then(() => arguments[0](1), () => arguments[0](0))")
+    wait_for(lambda: browser.execute_script(f"return {KERNEL} === 'idle'"), limit_s, "the end of the run")
+
+
+def outputs(browser) -> list[dict]:
+    """All outputs of all cells as JupyterLab holds them, each with its cell's id."""
+    return browser.execute_script(
+        f"return {CELLS}.flatMap(c => c.model.type !== 'code' ? [] : "
+        "c.model.outputs.toJSON().map(o => ({...o, cell: c.model.id})))")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda p: p.stem)
+def test_solution_runs_in_jupyterlab_and_its_sliders_are_alive(browser, lab, wait_for, solution):
+    from selenium.webdriver.common.keys import Keys
+    notebook = read_solution(solution)
+    cell = next(c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
+    cell.source = cell.source.replace("quick = False", "quick = True")
+    nbformat.write(notebook, lab.folder / "lab.ipynb")
+    browser.set_script_timeout(240)
+    open_and_run(browser, lab, wait_for, "lab.ipynb", 240)
+    found = outputs(browser)
+    assert [o for o in found if o["output_type"] == "error"] == []
+    ran = browser.execute_script(f"return {CELLS}.filter(c => c.model.type === 'code' && "
+                                 "c.model.sharedModel.getSource().trim()).map(c => c.model.executionCount)")
+    assert all(ran)
+    slider = "document.querySelector('.course-timeline input[type=range]')"
+    browser.execute_script(f"{CELLS}.forEach(c => c.node.scrollIntoView && 0); {slider}?.scrollIntoView()")
+    wait_for(lambda: browser.execute_script(f"return {slider} != null"), 30, "the sliders")
+    said = "return document.querySelector('.course-timeline [aria-live]').textContent"
+    before = browser.execute_script(said)
+    browser.find_element("css selector", ".course-timeline input[type=range]").send_keys(Keys.ARROW_RIGHT)
+    wait_for(lambda: browser.execute_script(said) != before, 10, "another picture")
+
+
+@pytest.mark.browser
+def test_learners_notebook_stops_at_the_first_exercise(browser, lab, wait_for):
+    source = REPOSITORY / "labs" / "04_gradient_buckets.ipynb"
+    text = source.read_text().replace("quick = False", "quick = True")
+    (lab.folder / "lab.ipynb").write_text(text)
+    browser.set_script_timeout(120)
+    open_and_run(browser, lab, wait_for, "lab.ipynb", 120)
+    errors = [o for o in outputs(browser) if o["output_type"] == "error"]
+    assert len(errors) == 1
+    assert "4.1" in errors[0]["evalue"] + "".join(errors[0]["traceback"])
