@@ -1,0 +1,88 @@
+"""Messages between the grader and the process that holds the learner's code: JSON with a length before it.
+
+Nothing is ever unpickled. A message that is too long, is not JSON or is no object ends the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+LARGEST_BYTES = 8 * 2**20
+_SIZE = struct.Struct("<I")
+
+
+class Gone(BaseException):
+    """The other side has ended. No `except Exception` of a check can swallow it."""
+
+
+class Late(BaseException):
+    """The other side did not answer in time."""
+
+
+class BadMessage(BaseException):
+    """The other side sent what is not a message."""
+
+
+class Channel:
+    """One end of the conversation. `deadline` (of `time.monotonic`) is when patience ends; None: never.
+
+    `meanwhile` is called about ten times a second while this side waits; it may raise.
+    """
+
+    def __init__(self, sock: socket.socket, meanwhile: Callable[[], None] | None = None) -> None:
+        self._sock, self._meanwhile = sock, meanwhile
+        self.deadline: float | None = None
+
+    def send(self, message: dict) -> None:
+        """Raises `BadMessage` for a message that is too long, `Gone` or `Late` as `receive` does."""
+        body = json.dumps(message).encode()
+        if len(body) > LARGEST_BYTES:
+            raise BadMessage(f"a message of {len(body) >> 20} MB; at most {LARGEST_BYTES >> 20} MB are allowed")
+        try:
+            self._sock.settimeout(30)
+            self._sock.sendall(_SIZE.pack(len(body)) + body)
+        except TimeoutError:
+            raise Late from None
+        except OSError:
+            raise Gone from None
+
+    def receive(self) -> dict:
+        """Wait for a message. Raises `Gone`, `Late` or `BadMessage`."""
+        (size,) = _SIZE.unpack(self._exactly(_SIZE.size))
+        if size > LARGEST_BYTES:
+            raise BadMessage(f"a message of {size >> 20} MB; at most {LARGEST_BYTES >> 20} MB are allowed")
+        body = self._exactly(size)
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise BadMessage(f"not JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise BadMessage("a message that is no object")
+        return message
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            left = None if self.deadline is None else self.deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise Late
+            self._sock.settimeout(0.1 if self._meanwhile else left)
+            try:
+                part = self._sock.recv(min(1 << 20, size - len(parts)))
+            except TimeoutError:
+                if self._meanwhile:
+                    self._meanwhile()
+                continue
+            except OSError:
+                raise Gone from None
+            if not part:
+                raise Gone
+            parts += part
+        return bytes(parts)
