@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from course_lib.show.curve import Point, curve
 from course_lib.show.explore import explore
 from course_lib.show.figure import figure
+from course_lib.show.review import review
 
 if TYPE_CHECKING:
     from course_lib.show.widget import TimelineWidget
 
-__all__ = ["Point", "TimelineWidget", "curve", "explore", "figure"]
+__all__ = ["Point", "TimelineWidget", "curve", "explore", "figure", "review"]
 
 
 def __getattr__(name: str) -> Any:
