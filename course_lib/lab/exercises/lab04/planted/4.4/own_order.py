@@ -1,0 +1,10 @@
+from collections import Counter
+
+
+def rebuilt_order(seen, uses, broadcast):
+    calls, order = Counter(), []
+    for index in seen:
+        calls[index] += 1
+        if calls[index] == uses[index]:
+            order.append(index)
+    return order if len(order) == len(uses) else None
