@@ -5,8 +5,8 @@
 # much of the gradient's journey can hide behind the backward pass, and what decides it?
 #
 # You write the reducer that sits inside `DistributedDataParallel`: it fills buckets, launches them while backward is
-# still running, and waits at the end. Then you measure which bucket size is best on this wire, compute a plan that beats
-# every fixed size, and give the same plan to stock DDP.
+# still running, and waits at the end. Then you measure which bucket size is best on this wire, compute a plan that
+# beats every fixed size, and give the same plan to stock DDP.
 #
 # About 45 minutes. Two ranks start on this machine; every byte between them crosses a real, rate-limited wire.
 
@@ -25,9 +25,10 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import show
+from course_lib.lab.workbench import ddp_layout, own_run
 from course_lib.launch import Fabric
-from course_lib.simulate.buckets import MB, ddp_arguments, predict, uniform_plan
-from course_lib.tune import calibrate, compare, sweep
+from course_lib.simulate.buckets import MB, BucketPlan, ddp_arguments, predict, uniform_plan
+from course_lib.tune import compare, sweep
 
 wire = Fabric(gbit=1.0, latency_us=4000, kind=fabric)
 repeats = 3 if quick else 7
@@ -46,7 +47,7 @@ caps_mb = (1, 2, 4, 8, 16) if quick else (1, 2, 3, 4, 8, 16)
 # | Tf, Tb | time of the forward and the backward pass |
 # | Tc | all compute of the step; Tm: one all-reduce of all G bytes at once; r = Tm/Tc |
 # | exposed | time in which a rank communicates and computes nothing |
-# | F | the fair score: 0 is no better than waiting for one all-reduce after backward, 1 is the physical limit max(Tc, Tm) |
+# | F | the fair score: 0 is no better than one all-reduce after backward, 1 is the physical limit max(Tc, Tm) |
 #
 # The ranks *emulate* their device: each layer owns real parameters and makes real gradients, but takes a prescribed
 # time. Two laptop cores cannot run several ranks of real compute without a fight over the cores. Hooks, buckets, bytes,
@@ -70,7 +71,7 @@ lab.predict("4.hidden", "With that size, how much of the communication hides beh
 # update runs the way lab 03 left it: all of backward, then one blocking all-reduce.
 
 # %% id="baseline"
-load = calibrate(1.0, wire, ranks=ranks)
+load = lab.calibrate(1.0, wire, ranks=ranks)
 print(f"one collective costs a = {load.link.a_s * 1e3:.1f} ms, then {8e-9 / load.link.beta_s_per_byte:.2f} Gbit/s")
 print(f"Tf = {load.forward_ms:.0f} ms, Tb = {load.backward_ms:.0f} ms")
 
@@ -85,13 +86,13 @@ show.figure(baseline.timeline, title="One all-reduce after backward")
 # %% [markdown] id="assign-text"
 # ## Exercise 4.1 · assign parameters to buckets (10 min)
 #
-# One collective per parameter pays the latency a for every parameter. One collective for all of them cannot start before
-# backward ends. A *bucket* is the compromise: some parameters that travel together.
+# One collective per parameter pays the latency a for every parameter. One collective for all of them cannot start
+# before backward ends. A *bucket* is the compromise: some parameters that travel together.
 #
 # Write `assign_buckets(sizes_bytes, cap_bytes)`:
 #
-# - `sizes_bytes` lists `(id, bytes)` in the order in which the model registers its parameters, first layer first. A tied
-#   parameter is listed at each of its places, with the same id.
+# - `sizes_bytes` lists `(id, bytes)` in the order in which the model registers its parameters, first layer first. A
+#   tied parameter is listed at each of its places, with the same id.
 # - Backward runs the other way: the last parameter's gradient is ready first. A tied parameter's gradient is complete
 #   when backward has passed its *first* place.
 # - Fill a bucket in ready order and close it as soon as it holds `cap_bytes` or more. The last one holds what is left.
@@ -130,9 +131,10 @@ lab.check("4.1", assign_buckets)
 # stands still while it runs.
 #
 # - `on_gradient_ready(index)` is called for parameter `index`. `self.uses_left[index]` says how often it will still be
-#   called; the gradient is complete at the last call.
-# - When the last gradient of a bucket is complete, the bucket is full. `self.wire.launch(bucket)` starts it and returns a
-#   handle at once. Keep the handle in `self.handles`.
+#   called; the gradient is complete at the last call. For nearly every parameter that is the first. A weight inside
+#   re-entrant checkpoints, or one that collects two micro-steps, is called twice.
+# - When the last gradient of a bucket is complete, the bucket is full. `self.wire.launch(bucket)` starts it and returns
+#   a handle at once. Keep the handle in `self.handles`.
 # - Collectives are matched by their order, so every rank has to launch bucket 0 first, then 1, then 2, whichever fills
 #   first. `self.next_bucket` is the one whose turn it is.
 
@@ -161,12 +163,113 @@ class Reducer:
 # %% id="launch-check"
 lab.check("4.2", Reducer)
 
+# %% [markdown] id="finish-text"
+# ## Exercise 4.3 · finish (12 min)
+#
+# Backward is over. Some buckets are still on the wire, and some may never have left: a parameter that this step did not
+# use leaves its bucket incomplete on this rank, while the other ranks wait for it. Write `finish`:
+#
+# - launch what has not left, in order;
+# - wait for every handle;
+# - `self.wire.views[id]` then holds the *sum* over `self.wire.ranks` ranks. Give each `self.params[id].grad` the mean,
+#   in memory of its own: the bucket is filled again in the next window;
+# - make ready for the next window: zero every `self.wire.flat[b]`, and set the counters as `__init__` does.
+
+# %% id="finish" exercise="4.3"
+class CompleteReducer(Reducer):
+    def __init__(self, buckets, uses, wire, params):
+        super().__init__(buckets, uses, wire)
+        self.uses = dict(uses)
+        self.params = params
+
+    def finish(self):
+        ### BEGIN SOLUTION
+        while self.next_bucket < len(self.buckets):
+            self.handles.append(self.wire.launch(self.next_bucket))
+            self.next_bucket += 1
+        for handle in self.handles:
+            handle.wait()
+        for index, view in self.wire.views.items():
+            self.params[index].grad = view / self.wire.ranks
+        for flat in self.wire.flat:
+            flat.zero_()
+        self.uses_left = dict(self.uses)
+        self.grads_left = [len(bucket) for bucket in self.buckets]
+        self.next_bucket = 0
+        self.handles = []
+        ### END SOLUTION
+
+# %% id="finish-check"
+lab.check("4.3", CompleteReducer)
+
+# %% [markdown] id="own-text"
+# ## Your reducer on the wire
+#
+# Now your three pieces run on real ranks, with real hooks, on the wire of the baseline. The gradients are compared with
+# the mean over ranks and with what stock DDP computes on the same ranks.
+
+# %% id="own"
+own = own_run(load, assign_buckets, CompleteReducer, 4, fabric=wire, ranks=ranks, steps=repeats)
+print(own.sentence)
+show.figure(own.timeline, title="Your buckets of 4 MB")
+
+# %% [markdown] id="order-text"
+# The early buckets travel under backward: green. The last one cannot: vermilion.
+#
+# ## Does the order matter?
+#
+# Buckets of the same sizes, but dealt out from the *first* layer on, as one would read the model. Before you run it:
+# how much of their communication will hide?
+
+# %% id="predict-forward"
+lab.predict("4.forward_order", "How much of the communication hides with buckets in forward order?", unit="%")
+
+# %% id="forward"
+forward = own_run(load, assign_buckets, CompleteReducer, 4, fabric=wire, ranks=ranks, steps=repeats, order="forward")
+Tm = load.link.cost(load.gradient_mb * MB)
+lab.compare("4.forward_order", round(max(0, 100 * (1 - forward.exposed_s / Tm))))
+show.figure(forward.timeline, title="The same buckets in forward order")
+
+# %% [markdown] id="forward-why"
+# **Full, but not arrived.** The bucket that is sent first holds the first layers, and their gradients are the last to
+# be ready. All others wait behind it, although they have long been full. Nothing about the sizes changed. Order
+# matters more than size.
+#
+# ## Exercise 4.4 · rebuild the order (8 min)
+#
+# Reverse registration order is only a guess. A model may register its layers in one order and use them in another,
+# and then the guess costs what you just saw. PyTorch watches the first backward pass and rebuilds the buckets in the
+# order in which gradients really became ready. There is one trap: each rank sees its own order, and the ranks must
+# agree.
+#
+# Write `rebuilt_order(seen, uses, broadcast)`; every rank calls it once after the first window:
+#
+# - `seen` lists the ids for which this rank's hook was called, in order. A parameter used twice is listed twice; its
+#   gradient is complete at the second.
+# - `uses` maps each id to the number of calls that complete it.
+# - `broadcast(value)` gives every rank the value of rank 0. It is a collective: every rank has to call it.
+# - Return the order in which gradients were complete *on rank 0*, or `None` if rank 0's window was not complete.
+
+# %% id="rebuild" exercise="4.4"
+def rebuilt_order(seen, uses, broadcast):
+    ### BEGIN SOLUTION
+    calls, order = {}, []
+    for index in seen:
+        calls[index] = calls.get(index, 0) + 1
+        if calls[index] == uses[index]:
+            order.append(index)
+    return broadcast(order if len(order) == len(uses) else None)
+    ### END SOLUTION
+
+# %% id="rebuild-check"
+lab.check("4.4", rebuilt_order)
+
 # %% [markdown] id="sweep-text"
 # ## Which bucket size?
 #
 # Every size below runs on the same ranks and the same wire, in alternation, so that a busy moment of your machine hits
-# all of them alike. One run without communication gives the times at which the gradients are ready; with a and β that is
-# enough to *predict* every size before it is measured:
+# all of them alike. One run without communication gives the times at which the gradients are ready; with a and β that
+# is enough to *predict* every size before it is measured:
 #
 # > bucket i finishes at fᵢ = max(fᵢ₋₁, rᵢ) + a + β·Sᵢ, where rᵢ is when its last gradient is ready.
 
@@ -191,16 +294,57 @@ for name in [f"{cap:g} MB" for cap in caps_mb] + ["plan"]:
 
 # %% [markdown] id="sweep-why"
 # **Neither small nor large wins.** A small bucket leaves early, but each one pays a. A large one pays a once, but the
-# last of it cannot leave before backward ends. If a were 0, the smallest would be best; if a were very large, one bucket
-# would be.
+# last of it cannot leave before backward ends. If a were 0, the smallest would be best; if a were very large, one
+# bucket would be.
 #
 # **And no size reaches the limit.** The last bucket contains the first layer's gradient, which is ready when backward
 # ends. Its whole c(S) is exposed, whatever came before. So the *last* bucket should be small, and the early ones, which
 # have time, should be just large enough not to waste latency. That is a plan, not a size.
+#
+# ## Exercise 4.5 · the best plan (challenge, 25 min)
+#
+# Write `best_plan(sizes_bytes, ready_s, a_s, beta_s_per_byte)`. The gradients are given in ready order: their bytes,
+# and when each is ready in seconds from the start of backward. A plan cuts the list into buckets. Bucket i occupies
+# the wire for `a_s + beta_s_per_byte * bytes` and starts when its last gradient is ready *and* the wire is free.
+# Return the number of gradients in each bucket, for the plan whose last bucket finishes first.
+#
+# There are 2ⁿ⁻¹ ways to cut n gradients, so do not try them all. What is the earliest time at which the first j
+# gradients can have arrived, if you know it for every shorter beginning?
+
+# %% id="best" exercise="4.5"
+def best_plan(sizes_bytes, ready_s, a_s, beta_s_per_byte):
+    ### BEGIN SOLUTION
+    n = len(sizes_bytes)
+    before = [0]
+    for size in sizes_bytes:
+        before.append(before[-1] + size)
+    earliest, last_cut = [0.0] + [float("inf")] * n, [0] * (n + 1)
+    for j in range(1, n + 1):
+        for i in range(j):
+            start = max(earliest[i], ready_s[j - 1])
+            end = start + a_s + beta_s_per_byte * (before[j] - before[i])
+            if end < earliest[j]:
+                earliest[j], last_cut[j] = end, i
+    lengths, j = [], n
+    while j:
+        lengths.append(j - last_cut[j])
+        j = last_cut[j]
+    return lengths[::-1]
+    ### END SOLUTION
+
+# %% id="best-check"
+lab.check("4.5", best_plan)
+
+# %% [markdown] id="plan-text"
+# The sweep above has already run the best plan for this wire, found in the same way. Here is yours beside it.
 
 # %% id="plan" tags=["picture"]
-print("the plan:", found.plan)
-print("its predicted step:", f"{found.prediction().step_s * 1e3:.1f} ms")
+profile = found.profile
+lengths = best_plan(list(profile.bytes), list(profile.ready_s), found.link.a_s, found.link.beta_s_per_byte)
+names = iter(profile.names)
+yours = BucketPlan.of(profile, [[next(names) for _ in range(length)] for length in lengths])
+print("your plan:        ", yours, f"predicted step {predict(profile, found.link, yours).step_s * 1e3:.1f} ms")
+print("the plan that ran:", found.plan, f"predicted step {found.prediction().step_s * 1e3:.1f} ms")
 print("no plan of any shape beats:", f"{found.floor_s * 1e3:.1f} ms")
 print(found.fair_score("plan").sentence)
 print(found.attained("plan").sentence)
@@ -211,9 +355,9 @@ show.figure(found.measured["plan"].timeline, predicted=found.prediction().timeli
 # %% [markdown] id="slider-text"
 # ## Move the sliders
 #
-# The picture below is computed in your browser from the profile you just measured; the bars under it are the run nearest
-# to the chosen size. Try: latency to its minimum. Then latency to 20 ms. Then a link ten times faster. Which bucket wins,
-# and why?
+# The picture below is computed in your browser from the profile you just measured; the bars under it are the run
+# nearest to the chosen size. Latency to its minimum: which size wins now? Latency to 20 ms? A link ten times
+# faster? Then choose "best plan" and do it again.
 
 # %% id="slider"
 timelines = {float(cap): found.measured[f"{cap:g} MB"].timeline for cap in caps_mb}
@@ -222,7 +366,77 @@ show.explore(found.profile, found.link, timelines, found.points(), ranks=ranks, 
 # %% [markdown] id="twin-text"
 # ## What you would use in production
 #
-# `DistributedDataParallel` does what you just wrote, in C++. These are the arguments that give it your plan.
+# `DistributedDataParallel` does what you wrote, in C++. These arguments give it your plan; the list needs torch 2.13,
+# the single cap is the nearest that older versions can do. The sweep above ran DDP with its defaults on the same
+# ranks.
 
 # %% id="twin"
-ddp_arguments(found.plan)
+arguments = ddp_arguments(found.plan)
+print("DistributedDataParallel(model,", ", ".join(f"{k}={v}" for k, v in arguments.items()) + ")")
+for name in ("ddp default", "plan"):
+    print(f"{name:>12}: step {found.measured[name].median_s * 1e3:.1f} ms, {found.fair_score(name).sentence}")
+print(f"largest difference between your gradients and DDP's: {own.from_ddp:.1g} of the largest element")
+
+# %% [markdown] id="layout-text"
+# **What does DDP really do with its arguments?** A comm hook that writes down the size of each bucket can tell. The
+# model has 60 layers of 1 MB. Compare the default with the same 25 MB written out.
+
+# %% id="layout"
+def sixty_layers():
+    from torch import nn
+    return nn.Sequential(*[nn.Linear(512, 512) for _ in range(60)])
+
+for arguments in ({}, {"bucket_cap_mb": 25}):
+    for iteration, sizes in enumerate(ddp_layout(sixty_layers, ranks=ranks, iterations=2, **arguments)):
+        print(f"{arguments!s:>22}, iteration {iteration}: {[round(size, 1) for size in sizes]} MB")
+
+# %% [markdown] id="layout-why"
+# Two things that the documentation does not shout:
+#
+# - The small first bucket, 1 MB, exists only if you do *not* pass `bucket_cap_mb`. Writing out the default value of 25
+#   changes the layout.
+# - In the first iteration everything is one bucket: DDP does not know the ready order yet. Never time the first steps.
+#
+# ## Pitfalls
+#
+# - **A bucket that is full has not arrived.** If the step does not get faster with smaller buckets, look at the order
+#   before you look at the size.
+# - **Waiting inside the hook** turns asynchronous into serial, one bucket at a time. It still gives right gradients, so
+#   no test of numbers finds it. A timeline does.
+# - **Small buckets for a slow wire** is a popular advice, and backwards: high latency wants *larger* buckets. Try it on
+#   the sliders.
+# - **`gradient_as_bucket_view=True`** saves one copy of the gradient, as long as `.grad` keeps pointing into the
+#   bucket. `zero_grad(set_to_none=True)`, the default, breaks that, and a copy is made in every step.
+# - **A parameter that some rank does not use** leaves its bucket incomplete. DDP needs `find_unused_parameters=True`
+#   then, and pays for it: the buckets are never rebuilt.
+# - **Order that differs between ranks** does not always hang. Two buckets of the same size are added to each other, and
+#   training goes on with wrong gradients.
+#
+# ## Review
+#
+# Three figures to look at after every change: how much of the step is exposed communication (above 30 % there is
+# something to gain), what the device does meanwhile, and whether the steps are alike. A wire that waits keeps a
+# utilisation counter at 100 %: grey is busy, and computes nothing.
+
+# %% id="review"
+lab.review(found.measured["plan"].timeline)
+
+# %% [markdown] id="summary"
+# ## What to carry away
+#
+# - The exposed tail is the **last bucket**: a + β·S of it can never hide behind its own backward.
+# - **Order** matters more than size: a bucket leaves when its last gradient is ready *and* all before it have left.
+# - The best size balances latency against that tail; the best **plan** is not uniform.
+# - Report exposed time and F. A high overlap ratio alone also rewards waiting.
+#
+# **For your notes.** Your cluster's link gets four times the bandwidth, at the same latency. Should the buckets grow or
+# shrink, and why?
+#
+# <details><summary>A model answer</summary>
+#
+# β falls to a quarter, so the time of the last bucket is dominated by a sooner: c(S) = a + β·S. At the same number of
+# buckets each costs less, but the latencies add up as before, and they are now a larger part. So the buckets should
+# grow, to pay a less often, unless communication is already hidden entirely; then only the last bucket counts, and
+# it should stay small.
+#
+# </details>

@@ -1,4 +1,4 @@
-"""What a notebook calls: `begin`, `predict`, `compare`, `check`, `hint`.
+"""What a notebook calls: `begin`, `predict`, `compare`, `check`, `hint`, `calibrate`, `review`.
 
 >>> from course_lib import lab
 >>> lab.begin()
@@ -9,6 +9,7 @@
 from course_lib.lab.checking import check, evaluate
 from course_lib.lab.errors import CheckFailed, LabError
 from course_lib.lab.hints import hint
+from course_lib.lab.measuring import calibrate, review
 from course_lib.lab.model import CheckResult, Exercise, Planted, Row, Verdict, exercise
 from course_lib.lab.opening import begin
 from course_lib.lab.prediction import compare, predict, predictions
@@ -23,6 +24,7 @@ __all__ = [
     "Row",
     "Verdict",
     "begin",
+    "calibrate",
     "check",
     "compare",
     "evaluate",
@@ -31,4 +33,5 @@ __all__ = [
     "predict",
     "predictions",
     "progress",
+    "review",
 ]
