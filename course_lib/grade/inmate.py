@@ -45,7 +45,7 @@ class Inmate:
         self._objects: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
-        self.codec = Codec(Mirror("s"), self._far, self._near, self._stand_in, self._objects.__getitem__)
+        self.codec = Codec(Mirror("s", holds=True), self._far, self._near, self._stand_in, self._objects.__getitem__)
 
     def serve(self) -> None:
         """Answer until the grader has gone."""
@@ -70,6 +70,7 @@ class Inmate:
 
     def _answer(self, request: dict) -> None:
         try:
+            self.codec.mirror.apply(request.get("sync"))
             reply = getattr(self, f"_do_{request['op']}")(request)
             self._send(reply)
         except Gone:
@@ -103,7 +104,6 @@ class Inmate:
         return {"value": self.codec.encode(getattr(self._objects[request["object"]], request["name"]))}
 
     def _do_call(self, request: dict) -> dict:
-        self.codec.mirror.apply(request.get("sync"))
         args = [self.codec.decode(arg) for arg in request["args"]]
         kwargs = {key: self.codec.decode(value) for key, value in request["kwargs"].items()}
         value = self._objects[request["object"]](*args, **kwargs)

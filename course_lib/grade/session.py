@@ -49,7 +49,7 @@ class Session:
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._callbacks = 0
-        self.codec = Codec(Mirror("g"), self._far, self._near, StandIn.of(self), self._own)
+        self.codec = Codec(Mirror("g", holds=False), self._far, self._near, StandIn.of(self), self._own)
 
     def allow(self, seconds: float) -> None:
         """From now on the other side has this long."""

@@ -57,7 +57,12 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the learner's own code that the exception passed through."""
+    """The last line of the learner's own code that the exception passed through.
+
+    An exception that comes from another process brings it along as `learner_place`.
+    """
+    if (told := getattr(error, "learner_place", None)) is not None:
+        return told
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(HERE)]
     if not frames:
         return ""
