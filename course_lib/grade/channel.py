@@ -36,6 +36,7 @@ class Channel:
     def __init__(self, sock: socket.socket, meanwhile: Callable[[], None] | None = None) -> None:
         self._sock, self._meanwhile = sock, meanwhile
         self.deadline: float | None = None
+        self._arrived = bytearray()
 
     def send(self, message: dict) -> None:
         """Raises `BadMessage` for a message that is too long, `Gone` or `Late` as `receive` does."""
@@ -51,11 +52,15 @@ class Channel:
             raise Gone from None
 
     def receive(self) -> dict:
-        """Wait for a message. Raises `Gone`, `Late` or `BadMessage`."""
-        (size,) = _SIZE.unpack(self._exactly(_SIZE.size))
+        """Wait for a message. Raises `Gone`, `Late` or `BadMessage`. An exception of another kind, as of an alarm,
+        loses nothing: what had arrived is there for the next call."""
+        self._gather(_SIZE.size)
+        (size,) = _SIZE.unpack(self._arrived[: _SIZE.size])
         if size > LARGEST_BYTES:
             raise BadMessage(f"a message of {size >> 20} MB; at most {LARGEST_BYTES >> 20} MB are allowed")
-        body = self._exactly(size)
+        self._gather(_SIZE.size + size)
+        body = bytes(self._arrived[_SIZE.size : _SIZE.size + size])
+        del self._arrived[: _SIZE.size + size]
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -67,15 +72,15 @@ class Channel:
     def close(self) -> None:
         self._sock.close()
 
-    def _exactly(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
+    def _gather(self, size: int) -> None:
+        """Wait until `size` bytes have arrived."""
+        while len(self._arrived) < size:
             left = None if self.deadline is None else self.deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise Late
             self._sock.settimeout(0.1 if self._meanwhile else left)
             try:
-                part = self._sock.recv(min(1 << 20, size - len(parts)))
+                part = self._sock.recv(min(1 << 20, size - len(self._arrived)))
             except TimeoutError:
                 if self._meanwhile:
                     self._meanwhile()
@@ -84,5 +89,4 @@ class Channel:
                 raise Gone from None
             if not part:
                 raise Gone
-            parts += part
-        return bytes(parts)
+            self._arrived += part

@@ -72,11 +72,11 @@ class Inmate:
         try:
             self.codec.mirror.apply(request.get("sync"))
             reply = getattr(self, f"_do_{request['op']}")(request)
-            self._send(reply)
+            self._send({**reply, "to": request["number"]})
         except Gone:
             raise
         except BaseException as error:
-            self._send(_told(error))
+            self._send({**_told(error), "to": request["number"]})
 
     def _send(self, message: dict) -> None:
         if changes := self.codec.mirror.changes():

@@ -24,7 +24,10 @@ from course_lib.launch import processes
 
 NAMESPACES, WEAK = "namespaces", "weak"
 PACKAGE = Path(__file__).resolve().parents[1]
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+SETTINGS = ("alternatives", "fonts", "group", "hosts", "iproute2", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+            "localtime", "nsswitch.conf", "passwd", "protocols", "services", "ssl/certs")
+"""Of /etc, what programs need. The rest can hold secrets, and the sandbox's user may own it."""
 WORK = "/box"
 HIDDEN_CODE = ("planted",)
 
@@ -37,7 +40,7 @@ class Limits:
     file_mb: int = 64
     tmp_mb: int = 512
     open_files: int = 1024
-    processes: int = 512
+    processes: int = 2048
     output_bytes: int = 2 * 2**20
 
 
@@ -203,8 +206,8 @@ def _read_only() -> list[str]:
     """What a program needs in order to run: the system, this interpreter, and course_lib. Parents come first."""
     interpreter = [sys.base_prefix, sys.prefix, str(Path(sys.executable).resolve().parent)]
     libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    wanted = [*SYSTEM, *interpreter, *libraries, str(PACKAGE)]
-    real = [path for path in wanted if os.path.isdir(path) and not os.path.islink(path)]
+    wanted = [*SYSTEM, *(f"/etc/{name}" for name in SETTINGS), *interpreter, *libraries, str(PACKAGE)]
+    real = [path for path in wanted if os.path.exists(path) and not os.path.islink(path)]
     chosen: list[str] = []
     for path in sorted(set(real), key=lambda p: p.count("/")):
         if not any(path == above or path.startswith(above + "/") for above in chosen):

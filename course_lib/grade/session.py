@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from course_lib.grade import sandbox
@@ -48,7 +49,7 @@ class Session:
         self.raised: set[str] = set()
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._callbacks = 0
+        self._callbacks = self._requests = 0
         self.codec = Codec(Mirror("g", holds=False), self._far, self._near, StandIn.of(self), self._own)
 
     def allow(self, seconds: float) -> None:
@@ -68,12 +69,16 @@ class Session:
 
     def request(self, message: dict, args: tuple = ()) -> Any:
         """Ask, and serve what the learner's code asks of the check's objects, until the reply is there."""
+        self._requests += 1
+        number = message["number"] = self._requests
         self._send(message)
         while True:
             reply = self.channel.receive()
             self.codec.mirror.apply(reply.get("sync"))
             if "op" in reply:
                 self._serve(reply)
+            elif reply.get("to") != number:
+                continue  # the late answer to a call whose time limit was over
             elif "error" in reply:
                 raise self._exception(reply)
             else:
@@ -99,7 +104,11 @@ class Session:
         self.channel.send(message)
 
     def _serve(self, asked: dict) -> None:
-        """Do what the learner's code asks of an object of ours. Our exceptions go back to it."""
+        """Do what the learner's code asks of an object of ours, or call a function that the check gave it.
+
+        Exceptions go back to it. What is no `Exception` ends the check's own call: the learner's code then waits
+        for ever in that call, and can still be called anew.
+        """
         self._callbacks += 1
         if self._callbacks > _MOST_CALLBACKS:
             raise BadMessage("the check's objects were asked more often than any solution could need")
@@ -111,13 +120,13 @@ class Session:
                 if name not in EXPOSED.get(type(target).__name__, _fields(target)):
                     raise AttributeError(f"{type(target).__name__!r} object has no attribute {name!r}")
                 value = getattr(target, name)
-            elif asked["op"] == "call" and getattr(target, "__name__", "") in _CALLABLE:
+            elif asked["op"] == "call" and (type(target) is FunctionType or getattr(target, "__name__", "") in _CALLABLE):
                 value = target(*[self.codec.decode(a) for a in asked["args"]],
                                **{k: self.codec.decode(v) for k, v in asked["kwargs"].items()})  # fmt: skip
             else:
                 raise TypeError("this object cannot be called")
             reply = {"value": self.codec.encode(value)}
-        except (KeyError, Exception) as error:
+        except Exception as error:
             reply = {"error": type(error).__name__, "message": str(error)}
         self._send(reply)
 

@@ -1,0 +1,100 @@
+"""One submission from its bytes to a judgement. Whatever happens in it stays in it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from course_lib.grade import referee, sandbox
+from course_lib.grade.outcome import Judgement, Part, worst
+from course_lib.grade.template import Submission, Template, Unreadable, read_submission
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+    from course_lib.grade.measure import Measurement
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The judgement, and what is kept beside it: the measurement, the executed notebook and its log."""
+
+    judgement: Judgement
+    measurement: Measurement | None = None
+    notebook: NotebookNode | None = None
+    log: bytes = b""
+    trouble: str = field(default="", repr=False)
+
+
+def judge(identity: str, data: bytes, template: Template, seed: int, *, notebook: bool = True) -> Judged:
+    """Judge a submission. Never raises for what the submission does; a fault of the grader is a `grader_error`."""
+    begin = time.monotonic()
+    try:
+        submission = read_submission(data, template)
+        if not submission.sources:
+            known = ", ".join(template.cells())
+            return _refused(identity, template, "template_mismatch",
+                            f"None of the exercise cells ({known}) of lab {template.lab} is in this notebook.", begin)
+    except Unreadable as unreadable:
+        return _refused(identity, template, "unreadable", str(unreadable), begin)
+    except Exception as error:
+        return _failed(identity, template, error, begin)
+    return _judged(identity, submission, template, seed, notebook, begin)
+
+
+def _judged(identity: str, submission: Submission, template: Template, seed: int, notebook: bool,
+            begin: float) -> Judged:  # fmt: skip
+    from course_lib.grade import engine, measure
+
+    parts: list[Part] = []
+    measurement, run = None, None
+    try:
+        parts = referee.judge(template, submission, seed)
+        measured = measure.judge(template, submission, parts, seed)
+        if measured is not None:
+            parts.append(measured.part)
+            measurement = measured.measurement
+        if notebook:
+            run = engine.run(template, submission, failed=[part.id for part in parts if part.outcome != "ok"])
+    except Exception as error:
+        return _failed(identity, template, error, begin, parts)
+    status = worst([*(part.outcome for part in parts), *([run.outcome] if run else [])])
+    judgement = Judgement(
+        identity, template.lab, tuple(parts), status, _note(parts, run), sandbox.level(),
+        overlap=measurement.overlap if measurement else None,
+        fair_score=measurement.fair_score if measurement else None,
+        seconds=time.monotonic() - begin, flags=submission.flags,
+        facts={"seed": seed, **(measurement.facts if measurement else {}), **(run.facts if run else {})},
+    )  # fmt: skip
+    return Judged(judgement, measurement, run.notebook if run else None, run.log if run else b"")
+
+
+def _note(parts: list[Part], run: object) -> str:
+    """The most telling sentence: of the part, or of the notebook's run, that gave the submission its status."""
+    said = [(part.outcome, f"{part.id}: {part.sentence}") for part in parts if part.outcome != "ok"]
+    if run is not None and run.outcome != "ok":
+        said.append((run.outcome, run.sentence))
+    status = worst(outcome for outcome, _ in said)
+    return next((sentence for outcome, sentence in said if outcome == status), "")
+
+
+def _refused(identity: str, template: Template, outcome: str, sentence: str, begin: float) -> Judged:
+    parts = tuple(Part(number, exercise.title, outcome, 0.0, referee.POINTS)
+                  for number, exercise in template.exercises.items() if number in template.cells())  # fmt: skip
+    return Judged(Judgement(identity, template.lab, parts, outcome, sentence, sandbox.level(),
+                            seconds=time.monotonic() - begin))  # fmt: skip
+
+
+def _failed(identity: str, template: Template, error: Exception, begin: float, parts: list[Part] = ()) -> Judged:
+    """The grader's own fault: points are blank for what was not judged, and a person is called."""
+    done = {part.id for part in parts}
+    missing = [Part(number, exercise.title, "grader_error", None, referee.POINTS)
+               for number, exercise in template.exercises.items() if number in template.cells() and number not in done]
+    if not missing:
+        missing = [Part("measured", "on real ranks", "grader_error", None, referee.POINTS)]
+    note = f"The grader failed ({type(error).__name__}: {error}); nothing is held against this submission."
+    judgement = Judgement(identity, template.lab, (*parts, *missing), "grader_error", note[:500], sandbox.level(),
+                          seconds=time.monotonic() - begin)  # fmt: skip
+    return Judged(judgement, trouble="".join(traceback.format_exception(error)))
