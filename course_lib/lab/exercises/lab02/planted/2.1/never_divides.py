@@ -1,0 +1,8 @@
+import torch
+
+
+def average_gradients(params, ranks, all_reduce):
+    for param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        all_reduce(param.grad)
