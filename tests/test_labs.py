@@ -1,0 +1,59 @@
+"""Every lab as people run it: the learner's copy stops at its first exercise, the solution runs to its end.
+
+`make test` runs lab 04 on the paced wire (the browser tests run every solution on the best one);
+`make test-all` runs every lab on both.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_lib.lab.notebook import read_solution
+from course_lib.launch.fabric import shaped_works
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LABS = sorted((REPOSITORY / "labs").glob("[0-9][0-9]_*.ipynb"))
+SOLUTIONS = sorted((REPOSITORY / "solutions").glob("[0-9][0-9]_*.py"))
+SHOWN = {"04_gradient_buckets"}
+"""What `make test` runs; the others wait for `make test-all`."""
+
+
+def papermill(source: Path, folder: Path, **parameters) -> tuple[subprocess.CompletedProcess, nbformat.NotebookNode]:
+    """Run a notebook in `folder` from the command line."""
+    out = folder / "out.ipynb"
+    options = [part for name, value in parameters.items() for part in ("-p", name, str(value))]
+    done = subprocess.run([sys.executable, "-m", "papermill", str(source), str(out), "--cwd", str(folder),
+                           "--no-progress-bar", *options], capture_output=True, text=True, timeout=280)
+    return done, nbformat.read(out, as_version=4)
+
+
+def only_shown(paths: list[Path]):
+    return [pytest.param(p, id=p.stem, marks=() if p.stem in SHOWN else pytest.mark.slow) for p in paths]
+
+
+@pytest.mark.parametrize("lab", only_shown(LABS))
+def test_learners_lab_stops_at_its_first_exercise_with_its_name(lab, tmp_path):
+    done, out = papermill(lab, tmp_path, quick=True)
+    first = next(c.metadata.exercise for c in out.cells if "exercise" in c.metadata)
+    assert done.returncode != 0
+    errors = [o for c in out.cells for o in c.get("outputs", []) if o.output_type == "error"]
+    assert len(errors) == 1 and f"exercise {first}" in errors[0].evalue
+
+
+@pytest.mark.parametrize("fabric", ["paced", pytest.param("shaped", marks=[
+    pytest.mark.slow, pytest.mark.skipif(not shaped_works(), reason="ip and tc do not work in a user namespace here")])])
+@pytest.mark.parametrize("solution", only_shown(SOLUTIONS))
+def test_solution_runs_to_its_end(solution, fabric, tmp_path):
+    source = tmp_path / "solution.ipynb"
+    nbformat.write(read_solution(solution), source)
+    done, out = papermill(source, tmp_path, quick=True, fabric=fabric)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(c.execution_count for c in out.cells if c.cell_type == "code" and c.source.strip())
+    text = "".join(o.get("text", "") + str(o.get("data", {}).get("text/plain", ""))
+                   for c in out.cells for o in c.get("outputs", []))
+    assert fabric in text or solution.stem not in SHOWN  # the pictures say which wire carried them
