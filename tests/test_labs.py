@@ -45,8 +45,10 @@ def test_learners_lab_stops_at_its_first_exercise_with_its_name(lab, tmp_path):
     assert len(errors) == 1 and f"exercise {first}" in errors[0].evalue
 
 
-@pytest.mark.parametrize("fabric", ["paced", pytest.param("shaped", marks=[
-    pytest.mark.slow, pytest.mark.skipif(not shaped_works(), reason="ip and tc do not work in a user namespace here")])])
+SHAPED = pytest.mark.skipif(not shaped_works(), reason="ip and tc do not work in a user namespace here")
+
+
+@pytest.mark.parametrize("fabric", ["paced", pytest.param("shaped", marks=[pytest.mark.slow, SHAPED])])
 @pytest.mark.parametrize("solution", only_shown(SOLUTIONS))
 def test_solution_runs_to_its_end(solution, fabric, tmp_path):
     source = tmp_path / "solution.ipynb"
