@@ -55,6 +55,120 @@ def build(
         raise typer.Exit(1)
 
 
+@app.command()
+def grade(
+    lab: Annotated[str | None, typer.Argument(help="The lab's number, for instance 04.")] = None,
+    submissions: Annotated[Path | None, typer.Argument(help="A folder of submissions, or one notebook.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the records go.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many submissions are judged at a time.")] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="Judge only this learner. Can be given again.")] = None,
+    regrade: Annotated[bool, typer.Option("--regrade", help="Also judge what the journal has.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Draw the same inputs for everybody.")] = None,
+    require_isolation: Annotated[
+        bool, typer.Option("--require-isolation", help="Refuse to run submissions without a real sandbox.")
+    ] = False,
+    self_check: Annotated[
+        bool, typer.Option("--self-check", help="Judge the course's own solution, stub and planted wrong answers.")
+    ] = False,
+) -> None:
+    """Judge submissions in a sandbox. Exit code: 0 all graded, 1 a person is needed, 2 usage, 3 environment,
+    4 a fault of the grader, 130 interrupted."""
+    from course_lib.grade.command import grade_command
+
+    raise typer.Exit(
+        grade_command(lab, submissions, out, jobs=jobs, only=only or [], regrade=regrade, seed=seed,
+                      require_isolation=require_isolation, self_check=self_check)
+    )  # fmt: skip
+
+
+@app.command()
+def release(
+    folder: Annotated[Path, typer.Argument(help="The folder to make. It must not exist, or be empty.")],
+    root: Annotated[Path | None, typer.Option(help="The course's checkout. Without: found.")] = None,
+) -> None:
+    """Write the learner's tree: labs and course_lib, no solutions, no hidden checks, no planted answers."""
+    from course_lib.grade.release import ReleaseError, release_tree
+
+    try:
+        count = release_tree(folder, root)
+    except ReleaseError as error:
+        _fail(str(error))
+    typer.echo(f"{folder}: {count} files, nothing hidden in them")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    strategy: Annotated[
+        str, typer.Option(help="ddp, fsdp2 or megatron-tp: what CUDA_DEVICE_MAX_CONNECTIONS is judged against.")
+    ] = "",
+) -> None:
+    """Say whether everything that the labs need works here. Exit code 1 if not; takes some ten seconds."""
+    import json
+    import sys
+
+    from course_lib.doctor import STRATEGIES, examine, report
+
+    if strategy and strategy not in STRATEGIES:
+        _fail(f"there is no strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}.", code=2)
+    found = examine(strategy)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(found), indent=1, ensure_ascii=False))
+    else:
+        report.as_text(found, sys.stdout)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    folder: Annotated[Path | None, typer.Argument(help="The folder with your labs. Without: this one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """Say where you stand in every lab, from your own notebooks and records. Exit code 1 if there are none."""
+    import json
+    import sys
+
+    from course_lib.lab import status as standing
+    from course_lib.lab import status_text
+
+    try:
+        found = standing.status(folder)
+    except standing.NoSuchFolder as error:
+        _fail(f"{error}.", code=2)
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+    elif found.found:
+        status_text.as_text(found, sys.stdout)
+    else:
+        _fail(status_text.NOTHING.format(folder=found.folder))
+    if not found.found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def trace(
+    files: Annotated[list[Path], typer.Argument(help="Traces: .json, .json.gz, .zip or folders, one file a rank.")],
+    step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs; times in nanoseconds.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with pictures here.")] = None,
+    cpu: Annotated[
+        str | None, typer.Option(help="CPU compute: leaf (operators that call no other) or outer (with all they call).")
+    ] = None,
+    unprofiled_ms: Annotated[float | None, typer.Option(help="The step time without profiler, in ms.")] = None,
+) -> None:
+    """Say what communication cost in profiler traces, why, and what to do next."""
+    from course_lib.trace.command import run
+    from course_lib.trace.note import TraceError
+
+    if cpu not in (None, "leaf", "outer"):
+        _fail(f"--cpu is leaf or outer, not {cpu}.", code=2)
+    try:
+        run(files, step=step, as_json=as_json, html=html, cpu=cpu, unprofiled_ms=unprofiled_ms, write=typer.echo)
+    except (TraceError, OSError) as error:
+        _fail(str(error))
+
+
 def _fail(sentence: str, code: int = 1) -> None:
     """One sentence on standard error, no traceback."""
     typer.echo(f"course: {sentence}", err=True)

@@ -61,7 +61,7 @@ class Codec:
             return value
         if isinstance(value, list):
             return [self.decode(part, depth + 1) for part in value]
-        if not isinstance(value, dict) or len(value) != 1 and "near" not in value:
+        if not isinstance(value, dict) or (len(value) != 1 and "near" not in value):
             raise BadMessage("a value of unknown form")
         try:
             if "near" in value:

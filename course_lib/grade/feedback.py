@@ -26,7 +26,8 @@ WORDS = {
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; vertical-align: top; padding: .2em .8em .2em 0; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .2em .8em .2em 0; }
 th { font-weight: normal; } img { max-width: 100%; background: #fff; } .ok { color: #009E73; } .no { color: #D55E00; }
 small { opacity: .8; }
 """

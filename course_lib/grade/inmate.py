@@ -7,6 +7,7 @@ here needs to be defended: whatever the learner's code does to this process, it 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import linecache
 import socket
 import sys
@@ -155,10 +156,8 @@ def _told(error: BaseException) -> dict:
 def main() -> None:
     """`python -m course_lib.grade.inmate FD`: serve on the socket with this descriptor."""
     inmate = Inmate(Channel(socket.socket(fileno=int(sys.argv[1]))))
-    try:
+    with contextlib.suppress(Gone):
         inmate.serve()
-    except Gone:
-        pass
 
 
 if __name__ == "__main__":

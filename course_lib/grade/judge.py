@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from course_lib.grade import referee, sandbox
+from course_lib.grade import measure, referee, sandbox
 from course_lib.grade.outcome import Judgement, Part, worst
+from course_lib.grade.quiet import Quiet
 from course_lib.grade.template import Submission, Template, Unreadable, read_submission
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
+    from course_lib.grade.engine import Run
     from course_lib.grade.measure import Measurement
 
 
@@ -28,8 +31,12 @@ class Judged:
     trouble: str = field(default="", repr=False)
 
 
-def judge(identity: str, data: bytes, template: Template, seed: int, *, notebook: bool = True) -> Judged:
-    """Judge a submission. Never raises for what the submission does; a fault of the grader is a `grader_error`."""
+def judge(identity: str, data: bytes, template: Template, seed: int, *, notebook: bool = True,
+          quiet: Quiet | None = None) -> Judged:  # fmt: skip
+    """Judge a submission. Never raises for what the submission does; a fault of the grader is a `grader_error`.
+
+    `quiet` keeps other judgements of the batch off the machine while this one measures.
+    """
     begin = time.monotonic()
     try:
         submission = read_submission(data, template)
@@ -41,37 +48,43 @@ def judge(identity: str, data: bytes, template: Template, seed: int, *, notebook
         return _refused(identity, template, "unreadable", str(unreadable), begin)
     except Exception as error:
         return _failed(identity, template, error, begin)
-    return _judged(identity, submission, template, seed, notebook, begin)
+    return _judged(identity, submission, template, seed, notebook, begin, quiet or Quiet(None))
 
 
 def _judged(identity: str, submission: Submission, template: Template, seed: int, notebook: bool,
-            begin: float) -> Judged:  # fmt: skip
-    from course_lib.grade import engine, measure
+            begin: float, quiet: Quiet) -> Judged:  # fmt: skip
+    from course_lib.grade import engine
 
     parts: list[Part] = []
-    measurement, run = None, None
+    measurement, run, trouble = None, None, ""
     try:
-        parts = referee.judge(template, submission, seed)
-        measured = measure.judge(template, submission, parts, seed)
+        with quiet.together():
+            parts = referee.judge(template, submission, seed)
+        with quiet.alone():
+            measured = measure.judge(template, submission, parts, seed)
         if measured is not None:
             parts.append(measured.part)
             measurement = measured.measurement
-        if notebook:
-            run = engine.run(template, submission, failed=[part.id for part in parts if part.outcome != "ok"])
     except Exception as error:
         return _failed(identity, template, error, begin, parts)
+    if notebook:
+        try:
+            with quiet.together():
+                run = engine.run(template, submission, failed=[part.id for part in parts if part.outcome != "ok"])
+        except Exception as error:  # evidence is missing then, but everything is judged
+            trouble = "".join(traceback.format_exception(error))
     status = worst([*(part.outcome for part in parts), *([run.outcome] if run else [])])
+    facts = {"seed": seed, **(measurement.facts if measurement else {}), **(run.facts if run else {})}
     judgement = Judgement(
         identity, template.lab, tuple(parts), status, _note(parts, run), sandbox.level(),
         overlap=measurement.overlap if measurement else None,
         fair_score=measurement.fair_score if measurement else None,
-        seconds=time.monotonic() - begin, flags=submission.flags,
-        facts={"seed": seed, **(measurement.facts if measurement else {}), **(run.facts if run else {})},
+        seconds=time.monotonic() - begin, flags=submission.flags, facts=facts,
     )  # fmt: skip
-    return Judged(judgement, measurement, run.notebook if run else None, run.log if run else b"")
+    return Judged(judgement, measurement, run.notebook if run else None, run.log if run else b"", trouble)
 
 
-def _note(parts: list[Part], run: object) -> str:
+def _note(parts: list[Part], run: Run | None) -> str:
     """The most telling sentence: of the part, or of the notebook's run, that gave the submission its status."""
     said = [(part.outcome, f"{part.id}: {part.sentence}") for part in parts if part.outcome != "ok"]
     if run is not None and run.outcome != "ok":
@@ -80,20 +93,24 @@ def _note(parts: list[Part], run: object) -> str:
     return next((sentence for outcome, sentence in said if outcome == status), "")
 
 
+def unjudged(template: Template, outcome: str, points: float | None, but: Collection[str] = ()) -> list[Part]:
+    """A part with this outcome for all that a submission could have earned, but for those already judged."""
+    titles = {number: each.title for number, each in template.exercises.items() if number in template.cells()}
+    if measure.applies(template):
+        titles[measure.MEASURED] = measure.TITLE
+    left = [(number, title) for number, title in titles.items() if number not in but]
+    return [Part(number, title, outcome, points, referee.POINTS) for number, title in left]
+
+
 def _refused(identity: str, template: Template, outcome: str, sentence: str, begin: float) -> Judged:
-    parts = tuple(Part(number, exercise.title, outcome, 0.0, referee.POINTS)
-                  for number, exercise in template.exercises.items() if number in template.cells())  # fmt: skip
+    parts = tuple(unjudged(template, outcome, 0.0))
     return Judged(Judgement(identity, template.lab, parts, outcome, sentence, sandbox.level(),
                             seconds=time.monotonic() - begin))  # fmt: skip
 
 
-def _failed(identity: str, template: Template, error: Exception, begin: float, parts: list[Part] = ()) -> Judged:
+def _failed(identity: str, template: Template, error: Exception, begin: float, parts: Collection[Part] = ()) -> Judged:
     """The grader's own fault: points are blank for what was not judged, and a person is called."""
-    done = {part.id for part in parts}
-    missing = [Part(number, exercise.title, "grader_error", None, referee.POINTS)
-               for number, exercise in template.exercises.items() if number in template.cells() and number not in done]
-    if not missing:
-        missing = [Part("measured", "on real ranks", "grader_error", None, referee.POINTS)]
+    missing = unjudged(template, "grader_error", None, [part.id for part in parts])
     note = f"The grader failed ({type(error).__name__}: {error}); nothing is held against this submission."
     judgement = Judgement(identity, template.lab, (*parts, *missing), "grader_error", note[:500], sandbox.level(),
                           seconds=time.monotonic() - begin)  # fmt: skip

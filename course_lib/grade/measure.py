@@ -30,7 +30,7 @@ NEEDED, FINISH = ("4.1", "4.2"), "4.3"
 RANKS = 2
 LATENCY_S, GBIT, CAP_MB, LAYERS, GRADIENT_MB = 0.006, 0.5, 2.0, 16, 16.0
 TARGET_R, VERDICT_RANGE = 0.65, (0.2, 2.0)
-REPEATS, WARMUP, MOST_ROUNDS = 5, 1, 3
+REPEATS, WARMUP, MOST_ROUNDS = 5, 1, 5
 PASS_AT = 0.3
 """F from which the reducer hides communication. A right one is near 0.85 on an idle machine, one that waits or
 launches late is at 0 or below; a busy machine takes from the first."""
@@ -63,7 +63,7 @@ def judge(template: Template, submission: Submission, parts: Sequence[Part], see
 
     Nothing is measured before the exercises it is made of are right.
     """
-    if template.lab != "04" or not all(number in template.cells() for number in NEEDED):
+    if not applies(template):
         return None
     found = by_number(list(parts))
     wrong = [number for number in NEEDED if found[number].outcome != "ok"]
@@ -75,6 +75,11 @@ def judge(template: Template, submission: Submission, parts: Sequence[Part], see
         return _judge(template, submission, finish, seed)
     except RanksFailed as failed:
         return Measured(_part(failed.outcome, str(failed)))
+
+
+def applies(template: Template) -> bool:
+    """Whether a lab has something to measure."""
+    return template.lab == "04" and all(number in template.cells() for number in NEEDED)
 
 
 def _judge(template: Template, submission: Submission, finish: bool, seed: int) -> Measured:
@@ -129,7 +134,7 @@ class _Trial:
         own, serial, Tm = medians["own"], medians["serial"], medians["comm"]
         spread = max(_spread(self._seconds["own"]), 0.02 * own)
         gain = max(serial - max(given, Tm), 1e-9)
-        noise = (spread + _spread(self._seconds["serial"])) / gain
+        noise = sum(_doubt(self._seconds[name]) for name in ("own", "serial")) / gain
         score = fair_score(serial, own, given, Tm, spread=spread)
         hidden = max(0.0, min(1.0, 1 - (own - given) / Tm))
         facts = {"bytes_by": self._own.counted_by, "fabric": self._own.kind, "rounds": len(self._seconds["own"]),
@@ -170,7 +175,8 @@ class _Trial:
         need = 2 * (RANKS - 1) / RANKS * GRADIENT_MB * MB
         who = "the kernel's counters say" if self._own.counted_by == "kernel" else "the wire's own count says"
         for rank, count in enumerate(sent):
-            shares = f"rank {rank} sent {count / MB:.1f} MB in a step, and an all-reduce of the gradient needs {need / MB:.0f}"
+            shares = (f"rank {rank} sent {count / MB:.1f} MB in a step, and an all-reduce of the gradient needs "
+                      f"{need / MB:.0f}")  # fmt: skip
             if count < LEAST_BYTES * need:
                 raise RanksFailed("failed_checks", f"Too few bytes: {who} that {shares}. What is not sent cannot be "
                                   "summed.")  # fmt: skip
@@ -227,8 +233,8 @@ def _verdict(m: Measurement) -> Part:
     if _unsure(m) or not VERDICT_RANGE[0] <= r <= VERDICT_RANGE[1]:
         return _part("timing_unstable", f"{said} The machine was too busy to tell; nothing is held against you.", None)
     if m.fair_score < PASS_AT:
-        return _part("failed_checks", f"{said} At least {PASS_AT} is wanted: do buckets leave during backward, and does "
-                     "nothing wait there?")  # fmt: skip
+        return _part("failed_checks", f"{said} At least {PASS_AT} is wanted: do buckets leave during backward, and "
+                     "does nothing wait there?")  # fmt: skip
     return Part(MEASURED, TITLE, "ok", POINTS, POINTS, said)
 
 
@@ -241,6 +247,12 @@ def _spread(values: Sequence[float]) -> float:
     """Half the distance between the quartiles."""
     low, _, high = statistics.quantiles(values, n=4)
     return (high - low) / 2
+
+
+def _doubt(values: Sequence[float]) -> float:
+    """How far the median may be off: 1.57 times the distance of the quartiles over the root of their number, as the
+    notch of a box plot. (McGill, Tukey and Larsen, Variations of box plots, The American Statistician 32, 1978.)"""
+    return 1.57 * 2 * _spread(values) / len(values) ** 0.5
 
 
 def _part(outcome: str, sentence: str, points: float | None = 0.0) -> Part:

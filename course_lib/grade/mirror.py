@@ -118,7 +118,8 @@ class Mirror:
     def _write(self, name: str, kind: str, values: list) -> None:
         import torch
 
-        if kind not in KINDS or len(values) > LARGEST_ELEMENTS or not all(type(v) in (int, float, bool) for v in values):
+        plain = len(values) <= LARGEST_ELEMENTS and all(type(v) in (int, float, bool) for v in values)
+        if kind not in KINDS or not plain:
             raise ValueError("numbers of an unknown kind, or too many")
         root = self._roots[name]() if name in self._roots else None
         if root is None:

@@ -55,7 +55,7 @@ def judge(template: Template, submission: Submission, seed: int) -> list[Part]:
             parts.append(Part(number, exercise.title, broken.outcome, 0.0, POINTS, sentence))
             continue
         try:
-            part, stops = _judge_one(template, submission, exercise, seed), False
+            part, stops = judge_exercise(template, submission, exercise, seed), False
         except CellStopped as stopped:
             part, stops = stopped.part, True
         parts.append(part)
@@ -71,7 +71,8 @@ class CellStopped(Exception):
         self.part = part
 
 
-def _judge_one(template: Template, submission: Submission, exercise: Exercise, seed: int) -> Part:
+def judge_exercise(template: Template, submission: Submission, exercise: Exercise, seed: int) -> Part:
+    """Judge one exercise in a fresh sandbox. Raises `CellStopped` if a cell on the way to it ends or never ends."""
     number, source = exercise.id, submission.sources.get(exercise.id)
     if source is None:
         return _part(exercise, "template_mismatch", f"The cell of exercise {number} is missing.")

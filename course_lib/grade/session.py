@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any
 
 from course_lib.grade import sandbox
-from course_lib.grade.channel import BadMessage, Channel, Gone
+from course_lib.grade.channel import BadMessage, Channel
 from course_lib.grade.codec import Codec
 from course_lib.grade.mirror import Mirror
 
@@ -120,7 +120,7 @@ class Session:
                 if name not in EXPOSED.get(type(target).__name__, _fields(target)):
                     raise AttributeError(f"{type(target).__name__!r} object has no attribute {name!r}")
                 value = getattr(target, name)
-            elif asked["op"] == "call" and (type(target) is FunctionType or getattr(target, "__name__", "") in _CALLABLE):
+            elif asked["op"] == "call" and _callable(target):
                 value = target(*[self.codec.decode(a) for a in asked["args"]],
                                **{k: self.codec.decode(v) for k, v in asked["kwargs"].items()})  # fmt: skip
             else:
@@ -203,6 +203,11 @@ class StandIn:
 
 _CALLABLE = set().union(*EXPOSED.values())
 _WITH_ARGUMENTS = {UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup}
+
+
+def _callable(target: Any) -> bool:
+    """A function that the check passed as an argument, or a method that was asked for by an exposed name."""
+    return type(target) is FunctionType or getattr(target, "__name__", "") in _CALLABLE
 
 
 def _fields(target: Any) -> set[str]:

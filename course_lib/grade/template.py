@@ -98,7 +98,7 @@ def read_submission(data: bytes, template: Template) -> Submission:
 
 def rebuilt(template: Template, submission: Submission) -> NotebookNode:
     """The template with the submission's source in its exercise cells: tags, tests and kernel are the template's."""
-    notebook = nbformat.from_dict(json.loads(nbformat.writes(template.notebook, version=4)))
+    notebook = nbformat.reads(nbformat.writes(template.notebook, version=4), as_version=4)
     for cell in notebook.cells:
         if (number := cell.metadata.get("exercise")) in submission.sources:
             cell.source = submission.sources[number]
