@@ -44,8 +44,8 @@ MISTAKES = {
     "given the data of the next one. Take part with zeros.",
     "trips_over_none": "A rank that did not use a parameter has `.grad` None, and your function breaks there. Give it "
     "a gradient of zeros first.",
-    "leaves_none": "A rank that did not use a parameter takes part, but its `.grad` is None afterwards. The others step "
-    "on the mean, this rank does not, and the replicas drift apart. Give it the mean too.",
+    "leaves_none": "A rank that did not use a parameter takes part, but its `.grad` is None afterwards. The others "
+    "step on the mean, this rank does not, and the replicas drift apart. Give it the mean too.",
     "not_given_back": "`.grad` still holds what this rank computed alone. You all-reduce a copy: put the result back "
     "into `.grad`, or send `.grad` itself.",
     "never_sends": "Your function never calls all_reduce, so nothing leaves this rank.",
@@ -98,8 +98,8 @@ class Case(NamedTuple):
             for i, (grad, mean) in enumerate(zip(outcome.result.grads, self.mean)):
                 if not _close(grad, mean):
                     found = "None" if grad is None else f"{float(grad.flatten()[0]):.4g}"
-                    return (f"{said}: on rank {rank} the first element of parameter {i}'s gradient is {found}, the mean "
-                            f"is {float(mean.flatten()[0]):.4g}")  # fmt: skip
+                    return (f"{said}: on rank {rank} the first element of parameter {i}'s gradient is {found}, the "
+                            f"mean is {float(mean.flatten()[0]):.4g}")  # fmt: skip
         return said
 
 

@@ -23,8 +23,8 @@ HINTS = (
     "bytes: each micro-step sends the whole gradient.",
     "Blocking means that nothing runs beside it. So the update takes its compute, N times forward and backward, plus "
     "its communication, and nothing is subtracted.",
-    "collectives = N if flat else N * len(sizes_bytes); bytes_sent = N * sum(sizes_bytes); step_s = N * (Tf_s + Tb_s) + "
-    "collectives * a_s + beta_s_per_byte * bytes_sent.",
+    "collectives = N if flat else N * len(sizes_bytes); bytes_sent = N * sum(sizes_bytes); step_s = N * (Tf_s + Tb_s) "
+    "+ collectives * a_s + beta_s_per_byte * bytes_sent.",
 )
 
 MISTAKES = {
@@ -36,8 +36,8 @@ MISTAKES = {
     "compute_once": "You count the compute of one micro-step. One update runs forward and backward N times.",
     "overlaps": "You take the larger of compute and communication. Nothing overlaps here: each waits for the other to "
     "end, so their times add up.",
-    "flat_the_same": "`flat` changes nothing in your prediction, or you count one collective a parameter in both cases. "
-    "With `flat` all gradients of a micro-step travel in one.",
+    "flat_the_same": "`flat` changes nothing in your prediction, or you count one collective a parameter in both "
+    "cases. With `flat` all gradients of a micro-step travel in one.",
     "ignores_latency": "Your time is compute plus bytes. Each collective also costs `a_s` before its first byte moves.",
 }
 
@@ -143,4 +143,5 @@ def _drawn(draw: random.Random, flat: bool) -> tuple:
 
 def _shown(given: tuple) -> str:
     sizes, N, Tf, Tb, a, beta, flat = given
-    return f"predict_baseline({sizes}, N={N}, Tf_s={Tf:g}, Tb_s={Tb:g}, a_s={a:g}, beta_s_per_byte={beta:g}, flat={flat})"
+    times = f"Tf_s={Tf:g}, Tb_s={Tb:g}, a_s={a:g}, beta_s_per_byte={beta:g}"
+    return f"predict_baseline({sizes}, N={N}, {times}, flat={flat})"
