@@ -105,10 +105,9 @@ class Bucketed(Strategy):
                 "last under no_sync(). With checkpointing, use use_reentrant=False") from None
 
     def _after_synchronised_backward(self) -> None:
-        absent = self.reducer.missing()
-        if not self.find_unused:  # what no micro-step used stays out, and the verdict names it
-            absent = [i for i in absent if self.progress.seen >> i & 1]
-        for i in absent:
+        """Gradients that did not come contribute what earlier micro-steps left, or zero, so that every rank
+        launches every bucket. Whether they were allowed to stay away is for the verdict."""
+        for i in self.reducer.missing():
             self.unsum(self.slots[i])
             self.reducer.ready(i)
 

@@ -210,6 +210,30 @@ def test_a_second_synchronisation_adds_only_what_is_new(got) -> None:
 
 
 @on_ranks
+def left_alone_the_second_time():
+    """A parameter that the second micro-step does not use keeps the sum of the first."""
+    out = {}
+    ones = torch.ones(4, 6)
+    want = model_of(Branches)
+    for x in (ones, -ones):
+        (RANKS * want(x).sum()).backward()
+    for name, (strategy, options) in OURS.items():
+        if strategy == "bucketed":
+            options = {**options, "find_unused": True}
+        model = wrap(strategy, model_of(Branches), op="sum", **options)
+        model(ones).sum().backward()
+        model(-ones).sum().backward()
+        model.finish_gradient_synchronization()
+        out[name] = same(grads(model), grads(want))
+    return out
+
+
+def test_what_the_second_synchronisation_does_not_touch_stays_as_it_is(got) -> None:
+    for rank in got(left_alone_the_second_time):
+        assert all(rank.values()), rank
+
+
+@on_ranks
 def views():
     out = {}
     for set_to_none in (True, False):
@@ -297,12 +321,17 @@ def more_than_one_use():
     checkpoint(model, inputs(0), use_reentrant=False).square().sum().backward()
     model.finish_gradient_synchronization()
     out["the whole model checkpointed"] = same(grads(model), alone(mlp, [0], "mean"))
-    backward(model, 1)
+    sent()
+    with model.no_sync():
+        loss = checkpoint(model, inputs(1), use_reentrant=False).square().sum()
+    loss.backward()
+    out["its second forward decides nothing"] = sent()[0] == 0
+    backward(model, 2)
     with torch.no_grad():
         model(inputs(2))
     model.finish_gradient_synchronization()
     model(inputs(3))
-    out["forwards without backward"] = same(grads(model), alone(mlp, [0, 1], "mean"))
+    out["forwards without backward"] = same(grads(model), alone(mlp, [0, 1, 2], "mean"))
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return out
 
