@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from course_lib.lab import registry, store
 from course_lib.lab.errors import LabError
-from course_lib.lab.present import note
+from course_lib.lab.present import note, show
 
 PROBE = "progress"
 
@@ -14,11 +19,12 @@ PROBE = "progress"
 def begin(submission: str = "") -> None:
     """Get a notebook ready: where its answers are kept, and a sentence for cells run out of order.
 
-    `submission` is the path of a notebook to judge instead. Raises `LabError` when it is given: this
-    version of the course has no grader.
+    `submission` is the path of a notebook to judge instead: the verdict is shown, and all cells after this one
+    do nothing. Raises `LabError` if it could not be judged.
     """
     if submission:
-        raise LabError(f"This version of course_lib cannot grade {submission!r} yet. Run the lab with submission=''.")
+        _judge(submission)
+        return
     with store.update(PROBE):
         pass
     if not store.is_kept():
@@ -27,6 +33,37 @@ def begin(submission: str = "") -> None:
     shell = ipython.get_ipython() if ipython else None
     if shell is not None:
         shell.set_custom_exc((NameError,), _explain)
+
+
+def _judge(submission: str) -> None:
+    """Run the grader, as a process of its own, and show what a learner would get to see."""
+    path = Path(submission)
+    if not path.is_file():
+        raise LabError(f"There is no file {submission!r} to judge (looked for in {Path.cwd()}).")
+    command = [sys.executable, "-c", "from course_lib.cli import main; main()", "grade", _lab_of(path), str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryDirectory(prefix="course-verdict-") as folder:
+        done = subprocess.run([*command, "--out", folder], env=environment, capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL)  # fmt: skip
+        pages = sorted(Path(folder, "feedback").glob("*.html"))
+        if done.returncode not in (0, 1) or not pages:
+            raise LabError(f"{submission} could not be judged: {done.stderr.strip() or done.stdout.strip()}")
+        page = pages[0].read_text(encoding="utf-8")
+    show(page.partition("<body>")[2].rpartition("</body>")[0], done.stdout.strip())
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is not None:
+        shell.input_transformers_cleanup.append(lambda lines: ["pass\n"])
+
+
+def _lab_of(path: Path) -> str:
+    """The lab that a notebook belongs to: by its exercises, else by its name, else the first that has exercises."""
+    known = [number.partition(".")[0] for number in registry.everything()]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    inside = re.search(r'"exercise":\s*"(\d+)\.\d+"', text)
+    named = re.search(r"(\d\d)", path.stem)
+    number = inside[1] if inside else named[1] if named else ""
+    return number if number.lstrip("0") in known else known[0]
 
 
 def _explain(shell, kind, error, trace, tb_offset=None) -> None:

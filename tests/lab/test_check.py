@@ -169,5 +169,5 @@ def test_a_failed_write_leaves_the_old_record(learner: Path) -> None:
 
 
 def test_a_submission_is_refused_while_there_is_no_grader() -> None:
-    with pytest.raises(lab.LabError, match=r"cannot grade 'alice\.ipynb'"):
+    with pytest.raises(lab.LabError, match=r"no file 'alice\.ipynb'"):
         lab.begin("alice.ipynb")

@@ -1,0 +1,88 @@
+"""What a program in the sandbox can see, change and leave behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from course_lib.grade import sandbox
+
+pytestmark = pytest.mark.skipif(sandbox.level() == sandbox.WEAK, reason="no namespaces here")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(code: str, work: Path, seconds: float = 30, limits: sandbox.Limits | None = None) -> sandbox.Ended:
+    return sandbox.start(["-I", "-c", code], work=work, limits=limits).wait(seconds)
+
+
+def test_it_sees_no_solutions_no_other_submissions_and_no_secrets(tmp_path: Path) -> None:
+    hidden = [str(ROOT / "solutions"), str(ROOT / "tests"), str(ROOT / ".git"), "/etc/shadow", str(tmp_path),
+              str(ROOT / "course_lib/lab/exercises/lab04/planted/4.1")]  # fmt: skip
+    ended = _run(f"import os; print([p for p in {hidden!r} if os.path.exists(p)])", tmp_path)
+    assert ended.output.strip() == b"[]"
+
+
+def test_it_writes_only_to_its_work_and_tmp(tmp_path: Path) -> None:
+    code = ("for p in ('/x', '/usr/x', '/etc/x', '/tmp/x', '/box/x', '/dev/x'):\n"
+            "  try: open(p, 'w'); print(p)\n  except OSError: pass")  # fmt: skip
+    assert _run(code, tmp_path).output.split() == [b"/tmp/x", b"/box/x"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_it_has_no_power_no_input_and_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_GRADER", "1")
+    code = ("import os, sys; s = open('/proc/self/status').read()\n"
+            "print([l.split()[1] for l in s.splitlines() if l[:6] in ('CapPrm', 'CapBnd', 'NoNewP')], os.getuid(),\n"
+            "      'SECRET_OF_THE_GRADER' in os.environ, repr(sys.stdin.read()))")  # fmt: skip
+    said = _run(code, tmp_path).output.decode()
+    assert said.split("]")[0] == "['0000000000000000', '0000000000000000', '1'"
+    assert said.split("]")[1].split() == ["1000", "False", "''"]
+
+
+def test_a_detached_grandchild_ends_with_it(tmp_path: Path) -> None:
+    mark = f"course-grandchild-{os.getpid()}"
+    code = ("import os, subprocess, sys\n"
+            f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60) # {mark}'],\n"
+            "                 start_new_session=True, stdout=subprocess.DEVNULL)\nprint('left')")  # fmt: skip
+    assert _run(code, tmp_path).output.strip() == b"left"
+    assert mark not in _command_lines()
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import signal, time\nfor s in (2, 15): signal.signal(s, "
+                                  "signal.SIG_IGN)\nwhile True: time.sleep(1)"])  # fmt: skip
+def test_what_never_ends_is_ended(code: str, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    ended = _run(code, tmp_path, seconds=1)
+    assert ended.why == "timeout"
+    assert time.monotonic() - begin < 5
+
+
+def test_a_flood_of_output_is_stopped(tmp_path: Path) -> None:
+    ended = _run("while True: print('x' * 1000)", tmp_path, limits=sandbox.Limits(output_bytes=100_000))
+    assert ended.why == "output_flood"
+    assert len(ended.output) <= 100_000
+
+
+def test_memory_is_limited(tmp_path: Path) -> None:
+    ended = _run("x = bytearray(1 << 30)", tmp_path, limits=sandbox.Limits(memory_mb=512))
+    assert b"MemoryError" in ended.output
+
+
+@pytest.mark.slow
+def test_a_shaped_fabric_can_be_made_inside(tmp_path: Path) -> None:
+    code = "from course_lib.launch.fabric import shaped_works; print(shaped_works())"
+    ended = sandbox.start(["-c", code], work=tmp_path).wait(60)
+    assert ended.output.strip() in (b"True", b"False")
+
+
+def _command_lines() -> str:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    return "\n".join(line for line in lines if "pytest" not in line)
