@@ -53,7 +53,7 @@ def everything(micro_steps: int) -> dict:
             for case in CASES for strategy in STRATEGIES}
 
 
-RUNS = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 1), (3, 3), (4, 3)]
+RUNS = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 3), (4, 3)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda r: f"{r[0]} ranks, N={r[1]}")
