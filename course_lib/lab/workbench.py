@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -111,8 +112,8 @@ def _run(function: Callable, *arguments: Any, **where: Any) -> list:
             raise
         raise OwnRunFailed(str(failed.cause)) from None
     except RunTimeout as stuck:
-        where_it_stands = str(stuck).partition("\nrank")[0].replace("\n", " ")
-        raise OwnRunFailed(f"The ranks did not come to an end: {where_it_stands}") from stuck
+        lines = re.split(r"\nrank \d+ stands at:", str(stuck))[0].splitlines()
+        raise OwnRunFailed(f"The ranks did not come to an end: {' '.join(lines)}") from stuck
     except RankDied as died:
         raise OwnRunFailed(str(died)) from died
     except Fault as fault:  # under torchrun the function runs in this process

@@ -58,8 +58,9 @@ MISTAKES = {
     "starts at max(finish of the one before, ready), not as soon as it is ready.",
     "starts_too_early": "Your plans would be the best if a bucket could start with its first gradient. It is full, and "
     "starts, when its last one is ready: ready_s[j − 1] for the gradients i to j − 1.",
-    "equal_buckets": "Your buckets are all of one size. The last one can never hide, so it should be small; those that "
-    "leave early have time, and should be large enough to save latency. A fixed size cannot be both.",
+    "equal_buckets": "Your buckets are all of one size. Where the wire is slower than backward, a small first bucket "
+    "starts it early and large ones later save latency. Where it is faster, only the last bucket is exposed, and that "
+    "should be small. A fixed size can do neither.",
     "exponential": "Your plans are the best, but you try too many of them: n gradients have 2ⁿ⁻¹ plans. The soonest "
     "finish of the first i gradients does not depend on what follows. Compute it once for each i and keep it.",
 }
