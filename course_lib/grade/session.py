@@ -29,6 +29,7 @@ EXPOSED = {
 }
 """What a learner's code may ask of the check's own objects. All else is an AttributeError over there."""
 
+MEMORY_MB = 3072
 _MOST_CALLBACKS = 200_000
 
 
@@ -39,11 +40,12 @@ class Session:
     as an exception of the same name whose `learner_place` says where.
     """
 
-    def __init__(self, limits: sandbox.Limits | None = None) -> None:
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="course-check-")
         ours, theirs = socket.socketpair()
         argv = ["-c", "from course_lib.grade.inmate import main; main()", str(theirs.fileno())]
-        self.box = sandbox.start(argv, work=Path(self._folder.name), limits=limits, keep=[theirs.fileno()])
+        self.box = sandbox.start(argv, work=Path(self._folder.name), limits=sandbox.Limits(memory_mb=MEMORY_MB),
+                                 keep=[theirs.fileno()])  # fmt: skip
         theirs.close()
         self.channel = Channel(ours, self._look)
         self.raised: set[str] = set()

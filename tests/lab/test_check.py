@@ -168,6 +168,6 @@ def test_a_failed_write_leaves_the_old_record(learner: Path) -> None:
     assert sorted(path.name for path in learner.iterdir()) == [".lock", "progress.json"]
 
 
-def test_a_submission_is_refused_while_there_is_no_grader() -> None:
+def test_a_submission_that_is_not_there_is_refused() -> None:
     with pytest.raises(lab.LabError, match=r"no file 'alice\.ipynb'"):
         lab.begin("alice.ipynb")

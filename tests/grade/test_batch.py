@@ -1,0 +1,146 @@
+"""A folder is graded, recorded and taken up again; one bad submission never stops it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from course_lib.cli import app
+from course_lib.grade import batch, records
+from course_lib.grade.judge import judge
+from course_lib.grade.outcome import Judgement, Part
+from course_lib.grade.template import Template
+from course_lib.lab.notebook import as_text, learner_notebook, read_solution
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTION = ROOT / "solutions" / "04_gradient_buckets.py"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, notebook: Callable[..., str]) -> Path:
+    """A stub, a text, an empty folder, and a folder with a wrong answer in it."""
+    place = tmp_path / "submissions"
+    (place / "eve").mkdir(parents=True)
+    (place / "mallory").mkdir()
+    (place / "bob.ipynb").write_text(as_text(learner_notebook(SOLUTION, read_solution(SOLUTION))))
+    (place / "carol.txt").write_text("I could not do it.\n")
+    wrong = "def assign_buckets(sizes_bytes, cap_bytes):\n    return []"
+    (place / "mallory" / "04.ipynb").write_text(notebook({"4.1": wrong}))
+    (place / ".hidden").write_text("")
+    return place
+
+
+def _grade(place: Path, out: Path, **options: object) -> tuple[dict[str, Judgement], list[str]]:
+    said: list[str] = []
+    options = {"notebook": False, "only": ["bob", "carol", "eve"], "jobs": 2} | options
+    found = batch.grade("4", place, out, root=ROOT, say=said.append, **options)
+    return {judgement.id: judgement for judgement in found}, said
+
+
+def test_a_folder_is_graded_and_recorded(folder: Path, tmp_path: Path) -> None:
+    found, _ = _grade(folder, tmp_path / "out")
+    assert {name: j.status for name, j in found.items()} == {
+        "bob": "stub_left", "carol": "unreadable", "eve": "unreadable"}  # fmt: skip
+    with open(tmp_path / "out" / "grades.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == records.COLUMNS
+    assert [row["id"] for row in rows] == ["bob", "carol", "eve"]
+    assert rows[0]["points"] == "0"
+    assert "line 1, offset 0" in rows[1]["note"]
+    for name in found:
+        page = (tmp_path / "out" / "feedback" / f"{name}.html").read_text()
+        assert page.startswith("<!doctype html>")
+        assert "http" not in page
+        result = json.loads((tmp_path / "out" / "results" / f"{name}.json").read_text())
+        assert result["score"] == 0
+        assert all(test["max_score"] for test in result["tests"])
+
+
+def test_what_is_in_the_journal_is_not_judged_again(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _grade(folder, out, only=["bob", "carol"])
+    journal = out / "journal.jsonl"
+    with open(journal, "a") as file:
+        file.write('{"id": "cut off by a cra')
+    found, said = _grade(folder, out, only=["bob", "carol"])
+    assert all("in the journal already" in line for line in said)
+    assert found["bob"].status == "stub_left"
+    (folder / "carol.txt").write_text("I still could not do it.\n")
+    _, said = _grade(folder, out, only=["bob", "carol"])
+    assert [line for line in said if line.startswith("[")][0].startswith("[2/2] carol: unreadable")
+    _, said = _grade(folder, out, only=["carol"], regrade=True)
+    assert not any("in the journal" in line for line in said)
+    with open(out / "grades.csv", newline="") as file:
+        assert [row["id"] for row in csv.DictReader(file)] == ["bob", "carol"]
+
+
+def test_a_wrong_answer_is_not_measured_and_the_page_shows_no_solution(
+    folder: Path, tmp_path: Path, sources: dict[str, str]
+) -> None:
+    found, _ = _grade(folder, tmp_path / "out", only=["mallory"])
+    parts = {part.id: part for part in found["mallory"].parts}
+    assert found["mallory"].status == "failed_checks"
+    assert (parts["4.1"].points, parts["4.2"].points) == (0, 10)
+    assert "Not measured: this needs exercise 4.1" in parts["measured"].sentence
+    page = (tmp_path / "out" / "feedback" / "mallory.html").read_text()
+    telling = {line.strip() for line in sources["4.1"].splitlines() if len(line.strip()) > 20} - {
+        "def assign_buckets(sizes_bytes, cap_bytes):"}  # fmt: skip
+    assert telling
+    assert not any(line in page for line in telling)
+
+
+def test_a_worker_that_fails_is_the_graders_fault(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batch, "WORKER_SECONDS", 0.01)
+    found, _ = _grade(folder, tmp_path / "out", only=["bob"])
+    assert found["bob"].status == "grader_error"
+    assert found["bob"].points is None
+    assert batch.exit_code(list(found.values())) == batch.GRADER_BUG
+    with open(tmp_path / "out" / "grades.csv", newline="") as file:
+        assert next(csv.DictReader(file))["points"] == ""
+
+
+def test_a_notebook_of_another_lab_is_told_so(template: Template) -> None:
+    found = judge("x", b'{"cells": [], "nbformat": 4}', template, seed=1, notebook=False).judgement
+    assert found.status == "template_mismatch"
+    assert "4.1, 4.2" in found.note
+
+
+def test_exit_codes_tell_when_a_person_is_needed() -> None:
+    def one(status: str) -> Judgement:
+        return Judgement("a", "04", (Part("4.1", "t", status, None, 10.0),), status)
+
+    assert batch.exit_code([one("ok"), one("timeout")]) == 0
+    assert batch.exit_code([one("ok"), one("impossible")]) == 1
+    assert batch.exit_code([one("timing_unstable"), one("grader_error")]) == 4
+    assert "–" in batch.line_of(one("impossible"))
+
+
+@pytest.mark.parametrize("arguments", [
+    ["grade"], ["grade", "04"], ["grade", "04", "nowhere", "--out", "x"], ["grade", "04", "."],
+    ["grade", "77", ".", "--out", "x"], ["grade", "04", ".", "--out", "x", "--self-check"],
+])  # fmt: skip
+def test_wrong_usage_is_code_2_and_one_sentence(arguments: list[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_isolation_can_be_required(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("course_lib.grade.sandbox.level", lambda: "weak")
+    done = CliRunner().invoke(app, ["grade", "04", str(tmp_path), "--out", str(tmp_path / "x"), "--require-isolation"])
+    assert done.exit_code == 3
+    assert "--require-isolation" in done.stderr
+
+
+def test_a_table_cell_is_no_formula(tmp_path: Path) -> None:
+    judgement = Judgement("=1+1", "04", (), "ok", note="@x\ny")
+    records.write_grades(tmp_path / "grades.csv", [judgement])
+    assert (tmp_path / "grades.csv").read_text().splitlines()[1].startswith('"\'=1+1","04","ok"')
+    assert '"\'@x y"' in (tmp_path / "grades.csv").read_text()
