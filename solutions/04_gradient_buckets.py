@@ -169,7 +169,8 @@ lab.check("4.2", Reducer)
 # Backward is over. Some buckets are still on the wire, and some may never have left: a parameter that this step did not
 # use leaves its bucket incomplete on this rank, while the other ranks wait for it. Write `finish`:
 #
-# - launch what has not left, in order;
+# - launch what has not left, in order (before each call of your hook, the gradient was copied into the bucket; where
+#   none came, the bucket holds zeros);
 # - wait for every handle;
 # - `self.wire.views[id]` then holds the *sum* over `self.wire.ranks` ranks. Give each `self.params[id].grad` the mean,
 #   in memory of its own: the bucket is filled again in the next window;
@@ -249,6 +250,9 @@ show.figure(forward.timeline, title="The same buckets in forward order")
 # - `uses` maps each id to the number of calls that complete it.
 # - `broadcast(value)` gives every rank the value of rank 0. It is a collective: every rank has to call it.
 # - Return the order in which gradients were complete *on rank 0*, or `None` if rank 0's window was not complete.
+#
+# With `uses = {0: 2, 1: 1, 2: 1, 3: 1}`, rank 0 having seen `[0, 3, 2, 1, 0]` and rank 1 `[3, 0, 2, 0, 1]`, both return
+# `[3, 2, 1, 0]`.
 
 # %% id="rebuild" exercise="4.4"
 def rebuilt_order(seen, uses, broadcast):
@@ -297,9 +301,16 @@ for name in [f"{cap:g} MB" for cap in caps_mb] + ["plan"]:
 # last of it cannot leave before backward ends. If a were 0, the smallest would be best; if a were very large, one
 # bucket would be.
 #
-# **And no size reaches the limit.** The last bucket contains the first layer's gradient, which is ready when backward
-# ends. Its whole c(S) is exposed, whatever came before. So the *last* bucket should be small, and the early ones, which
-# have time, should be just large enough not to waste latency. That is a plan, not a size.
+# **And no size reaches the limit.** Two losses remain, and one size cannot cure both:
+#
+# - The wire stands idle until the first bucket is full. A *small first* bucket starts it early.
+# - The last bucket holds the first layer's gradient, which is ready when backward ends. Its whole c(S) is exposed,
+#   whatever came before. A *small last* bucket shortens that tail.
+#
+# Which of them counts depends on r. Here the wire is slower than backward: once started, it never pauses until the
+# end. So start it early and then pay a as rarely as possible: the best buckets *grow*. On a fast wire (r = 0.3, say)
+# it is the wire that waits for gradients, and only the last bucket is exposed: there the best buckets *shrink*.
+# Either way it is a plan, not a size.
 #
 # ## Exercise 4.5 · the best plan (challenge, 25 min)
 #
@@ -307,6 +318,9 @@ for name in [f"{cap:g} MB" for cap in caps_mb] + ["plan"]:
 # and when each is ready in seconds from the start of backward. A plan cuts the list into buckets. Bucket i occupies
 # the wire for `a_s + beta_s_per_byte * bytes` and starts when its last gradient is ready *and* the wire is free.
 # Return the number of gradients in each bucket, for the plan whose last bucket finishes first.
+#
+# `best_plan([1, 1, 2], [1.0, 2.0, 3.0], 1.0, 1.0)` is `[1, 2]`: the first gradient alone is there at 3 s, the other two
+# at 7 s.
 #
 # There are 2ⁿ⁻¹ ways to cut n gradients, so do not try them all. What is the earliest time at which the first j
 # gradients can have arrived, if you know it for every shorter beginning?
@@ -424,9 +438,10 @@ lab.review(found.measured["plan"].timeline)
 # %% [markdown] id="summary"
 # ## What to carry away
 #
-# - The exposed tail is the **last bucket**: a + β·S of it can never hide behind its own backward.
+# - The **last bucket** can never hide: when it is ready, backward is over, and its a + β·S is exposed.
+# - The wire cannot start before the **first bucket** is full. On a slow wire that is what costs most.
 # - **Order** matters more than size: a bucket leaves when its last gradient is ready *and* all before it have left.
-# - The best size balances latency against that tail; the best **plan** is not uniform.
+# - The best size balances latency against both; the best **plan** is not uniform, and grows or shrinks with r.
 # - Report exposed time and F. A high overlap ratio alone also rewards waiting.
 #
 # **For your notes.** Your cluster's link gets four times the bandwidth, at the same latency. Should the buckets grow or
