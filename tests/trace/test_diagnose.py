@@ -1,0 +1,98 @@
+"""Each rule finds its cause in a small trace that shows it, and stays silent in one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trace_samples import ALL_REDUCE, GEMM, event, launched, one_step, step
+
+from course_lib import trace
+
+BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
+MS = 1000
+
+
+def codes(loaded: trace.Trace, **options) -> list[str]:
+    return [f.code for f in trace.diagnose(loaded, **options)]
+
+
+def backward(*kernels: Iterable) -> list:
+    """A step of 100 ms whose backward launches a kernel of 40 ms at 10 ms."""
+    return [step(1, 0, 100 * MS), event("cpu_op", BACKWARD, 5 * MS, 10 * MS),
+            *launched(GEMM, 10 * MS, 40 * MS, 1, at=9 * MS), *(e for k in kernels for e in k)]
+
+
+def test_a_healthy_trace_has_no_findings(write) -> None:
+    assert codes(trace.load(write(backward(launched(ALL_REDUCE, 12 * MS, 20 * MS, 2, stream=20))))) == []
+
+
+def test_55_communication_after_the_end_of_backward(write) -> None:
+    loaded = trace.load(write(backward(launched(ALL_REDUCE, 50 * MS, 30 * MS, 2, stream=20, at=49.9 * MS))))
+    found = next(f for f in trace.diagnose(loaded) if f.code == "after-backward")
+    assert "only after" in found.says and found.cost == 30_000_000 and "30 ms of 30 ms" in found.evidence
+
+
+def test_55_the_last_bucket_is_another_matter(write) -> None:
+    loaded = trace.load(write(backward(launched(ALL_REDUCE, 12 * MS, 20 * MS, 2, stream=20),
+                                       launched(ALL_REDUCE, 50 * MS, 10 * MS, 3, stream=20, at=49.9 * MS))))
+    found = next(f for f in trace.diagnose(loaded) if f.code == "after-backward")
+    assert "last" in found.says and "smaller" in found.do
+
+
+def test_57_58_launched_early_started_late(write) -> None:
+    loaded = trace.load(write(backward(launched(ALL_REDUCE, 45 * MS, 10 * MS, 2, stream=20, at=8 * MS))))
+    found = next(f for f in trace.diagnose(loaded) if f.code == "launched-early-started-late")
+    assert found.cost == 37_000_000
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in found.do and "TORCH_NCCL_ENABLE_TIMING=1" in found.do
+
+
+def test_59_different_collectives_in_one_queue(write) -> None:
+    gather = "ncclDevKernel_AllGather_RING_LL(x)"
+    loaded = trace.load(write(backward(launched(ALL_REDUCE, 12 * MS, 20 * MS, 2, stream=20, at=8 * MS),
+                                       launched(gather, 32 * MS, 10 * MS, 3, stream=20, at=8.1 * MS))))
+    found = next(f for f in trace.diagnose(loaded) if f.code == "communication-queue")
+    assert "all-gather behind all-reduce" in found.evidence
+
+
+def test_52_a_late_rank_is_named_and_waiting_is_no_transfer(write, tmp_path) -> None:
+    for rank, start in enumerate((10, 10, 60)):
+        write([step(1, 0, 100 * MS), *launched(GEMM, 1 * MS, (start - 2) * MS, 1),
+               *launched(ALL_REDUCE, start * MS, (80 - start) * MS, 2, stream=20)], f"run/rank-{rank}.json")
+    loaded = trace.load(tmp_path / "run")
+    found = trace.measure(loaded)
+    assert found.late == (2,)
+    assert trace.waits(found) == {(0, 1): (50_000_000, 20_000_000), (1, 1): (50_000_000, 20_000_000),
+                                  (2, 1): (0, 20_000_000)}
+    assert next(f for f in trace.diagnose(loaded) if f.code == "late-rank").ranks == (2,)
+    assert "clocks" not in codes(loaded)
+
+
+def test_53_ends_that_differ_are_clocks_that_disagree(write, tmp_path) -> None:
+    for rank, shift in enumerate((0, 5)):
+        write([step(1, 0, 100 * MS), *launched(GEMM, 1 * MS, 8 * MS, 1),
+               *launched(ALL_REDUCE, (10 + shift) * MS, 20 * MS, 2, stream=20)], f"run/rank-{rank}.json")
+    assert "clocks" in codes(trace.load(tmp_path / "run"))
+
+
+def test_a_device_that_waits_for_the_host(write) -> None:
+    gaps = [e for i in range(5) for e in launched(GEMM, 20 * MS * i + 10 * MS, 5 * MS, i + 1)]
+    found = next(f for f in trace.diagnose(trace.load(write([step(1, 0, 100 * MS), *gaps]))) if f.code == "host-gap")
+    assert found.cost == 60_000_000
+    busy = [e for i in range(5) for e in launched(GEMM, 20 * MS * i, 15 * MS, i + 1, at=0)]
+    assert "host-gap" not in codes(trace.load(write([step(1, 0, 100 * MS), *busy])))
+
+
+def test_50_a_profile_that_is_slower_than_the_step(write) -> None:
+    loaded = trace.load(write(backward()))
+    assert "profiler-overhead" in codes(loaded, unprofiled_ms=30)
+    assert "profiler-overhead" not in codes(loaded, unprofiled_ms=49)
+    many = [event("cpu_op", "aten::add", 10 * i, 5, 3) for i in range(9000)]
+    cpu_only = trace.load(write([step(1, 0, 100 * MS), *many]))
+    assert "profiler-overhead" in codes(cpu_only)
+
+
+def test_findings_of_one_step_only(write) -> None:
+    second = one_step(5000)
+    second[0]["name"] = "ProfilerStep#2"
+    found = trace.measure(trace.load(write(one_step() + second)), step=2)
+    assert [r.step for r in found.rows] == [2]
