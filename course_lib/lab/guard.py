@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,10 @@ def call(function: Callable[..., Any], *arguments: Any, shown: str) -> Any:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TookTooLong` after `seconds`. Without effect off the main thread and where there are no alarms."""
+    """Raise `TookTooLong` after `seconds`. Without effect off the main thread and where there are no alarms.
+
+    Limits nest: an alarm that was set before goes on with the time it has left.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -48,12 +52,15 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TookTooLong
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    began = time.monotonic()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:  # an outer limit that ran out meanwhile rings at once
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - began)))
 
 
 def _place(error: BaseException) -> str:
