@@ -6,7 +6,6 @@ NCCL reads files as well (`/etc/nccl.conf`, and `~/.nccl.conf` or what NCCL_CONF
 from __future__ import annotations
 
 import difflib
-import os
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -66,8 +65,8 @@ def _one(name: str, value: str, interfaces: tuple[str, ...], origin: str) -> Fin
     if remark is not None and remark.applies(value):
         return _finding(name, value, remark.verdict, remark.sentence, remark.remedy, remark.source, origin)
     if renamed:
-        return _finding(name, value, "deprecated", "the name of old; it still wins over the new one", f"use {renamed}",
-                        known.source, origin)
+        return _finding(name, value, "deprecated", "the name of old; where both are set, the TORCH_ one wins",
+                        f"use {renamed}", known.source, origin)
     if known.verdict == "tuning":
         return _finding(name, value, "tuning", "known; meant for experiments, not to be kept", "", known.source, origin)
     return _finding(name, value, "fine", "known", "", known.source, origin)
@@ -136,8 +135,10 @@ def _finding(name: str, value: str, verdict: Verdict, sentence: str, remedy: str
 
 def conf_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The files NCCL reads before the environment, in that order."""
-    own = environ.get("NCCL_CONF_FILE") or os.path.join(environ.get("HOME", ""), ".nccl.conf")
-    return Path("/etc/nccl.conf"), Path(own)
+    everybody = Path("/etc/nccl.conf")
+    if named := environ.get("NCCL_CONF_FILE"):
+        return everybody, Path(named)
+    return (everybody, Path(home, ".nccl.conf")) if (home := environ.get("HOME")) else (everybody,)
 
 
 def from_files(files: Iterable[Path]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from course_lib.doctor.finding import Finding, Level
 from course_lib.launch.ceiling import SAFE_GBIT, ceiling_gbit
-from course_lib.launch.client import run
+from course_lib.launch.client import run, warm_up
 from course_lib.launch.fabric import Fabric, gpus, shaped_works
 from course_lib.launch.request import RankFailed, RunError
 
@@ -44,12 +44,33 @@ def examine() -> tuple[tuple[Finding, ...], dict[str, Any]]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return (Finding("fabrics", "note", "fabrics", "not tried", "under torchrun the ranks are there already",
                         "call course doctor without torchrun"),), {}
+    if broken := why_no_ranks():
+        none = {kind: Trial(kind, broken) for kind in ("paced", "shaped", "loopback")}
+        return (carried(none["paced"], "fail"), carried(none["shaped"], "fail"), nccl(broken),
+                ceiling(none["loopback"]), chosen(none["paced"], none["shaped"])), {}
     paced = attempt("paced")
     works = shaped_works()
     shaped = attempt("shaped") if works else Trial("shaped", "not tried")
-    found = [carried(paced, "fail"), carried(shaped, "note") if works else unshaped(why_not_shaped())]
-    found += [nccl(), ceiling(), chosen(paced, shaped)]
-    return tuple(found), paced.facts
+    unlimited = _tried("loopback", lambda: [(ceiling_gbit(RANKS), {})])
+    found = (carried(paced, "fail"), carried(shaped, "note") if works else unshaped(why_not_shaped()), nccl(),
+             ceiling(unlimited), chosen(paced, shaped))
+    return found, paced.facts
+
+
+def why_no_ranks() -> str:
+    """Why the process that starts ranks cannot start itself; empty if it can. Then no fabric is worth a trial."""
+    try:
+        warm_up()
+        return ""
+    except (RunError, OSError) as error:
+        reason = str(error).splitlines()[0]
+    try:
+        done = subprocess.run([sys.executable, "-c", "import torch.distributed"], capture_output=True, text=True,
+                              timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return reason
+    lines = done.stderr.strip().splitlines()
+    return f"torch cannot be loaded: {lines[-1]}" if done.returncode and lines else reason
 
 
 def probe(device: str = "cpu") -> tuple[float, dict[str, Any]]:
@@ -102,7 +123,7 @@ def carried(trial: Trial, on_failure: Level) -> Finding:
     data = {"works": not trial.error, "asked_gbit": ASKED_GBIT, "gbit": trial.gbit or None}
     if trial.error:
         return Finding(trial.kind, on_failure, trial.kind, "does not work", trial.error,
-                       "reinstall torch (pip install --force-reinstall torch) and try again"
+                       "correct what this names; a broken torch: pip install --force-reinstall torch"
                        if on_failure == "fail" else "use fabric=\"paced\"", data=data)
     off = abs(trial.gbit / ASKED_GBIT - 1) > OFF_BY
     said = f"asked for {ASKED_GBIT:g} Gbit/s, carried {trial.gbit:.2f} at best"
@@ -144,13 +165,13 @@ def remedy_for(reason: str) -> str:
     return MODULES if "not supported" in reason or "Unknown device" in reason or "RTNETLINK" in reason else ALLOW
 
 
-def nccl() -> Finding:
-    """The nccl fabric, tried where two GPUs are visible."""
+def nccl(broken: str = "") -> Finding:
+    """The nccl fabric, tried where two GPUs are visible, unless no rank can start at all."""
     count = gpus()
     if count < RANKS:
         return Finding("nccl_fabric", "note", "nccl", "not here", f"{RANKS} ranks need {RANKS} GPUs, {count} visible",
                        data={"works": False, "gpus": count, "gbit": None})
-    trial = attempt("nccl", "cuda")
+    trial = Trial("nccl", broken) if broken else attempt("nccl", "cuda")
     data = {"works": not trial.error, "gpus": count, "gbit": trial.gbit or None}
     if trial.error:
         return Finding("nccl_fabric", "warn", "nccl", "does not work", trial.error,
@@ -159,9 +180,8 @@ def nccl() -> Finding:
                    data=data)
 
 
-def ceiling() -> Finding:
+def ceiling(trial: Trial) -> Finding:
     """How fast plain gloo is here. Above it an absolute rate is refused, and presets are scaled anyway."""
-    trial = _tried("loopback", lambda: [(ceiling_gbit(RANKS), {})])
     data = {"works": not trial.error, "gbit": trial.gbit or None, "ranks": RANKS}
     if trial.error:
         return Finding("loopback", "fail", "loopback", "does not work", trial.error,

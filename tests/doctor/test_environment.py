@@ -141,6 +141,7 @@ def test_files_count_as_set_and_the_environment_wins(tmp_path: Path) -> None:
 
 def test_which_files_nccl_reads() -> None:
     assert conf_files({"HOME": "/h"})[1] == Path("/h/.nccl.conf")
+    assert len(conf_files({})) == 1, "without a home nothing of the working directory is read"
     assert conf_files({"HOME": "/h", "NCCL_CONF_FILE": "/c"})[1] == Path("/c")
     assert from_files(conf_files({"NCCL_CONF_FILE": "/nowhere/at/all"})[1:]) == {}
 

@@ -190,3 +190,41 @@ def test_under_torchrun_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     (finding,), facts = fabrics.examine()
     assert finding.value == "not tried" and facts == {}
+
+
+@pytest.mark.parametrize(("gbit", "error", "level"), [(6.0, "", "ok"), (1.0, "", "warn"), (0.0, "no gloo", "fail")])
+def test_the_wire_ceiling(gbit: float, error: str, level: str) -> None:
+    found = fabrics.ceiling(fabrics.Trial("loopback", error, gbit))
+    assert found.level == level and found.data == {"works": not error, "gbit": gbit or None, "ranks": 2}
+
+
+@pytest.mark.parametrize(("visible", "broken", "value"), [(0, "", "not here"), (1, "", "not here"), (2, "no torch",
+                                                                                                   "does not work")])
+def test_nccl_needs_two_gpus(visible: int, broken: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabrics, "gpus", lambda: visible)
+    assert fabrics.nccl(broken).value == value
+
+
+def test_nccl_is_tried_where_two_gpus_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(fn, device, *, ranks, fabric, timeout_s):
+        assert (device, ranks, fabric.kind) == ("cuda", 2, "nccl")
+        return [(90.0, {}), (80.0, {})]
+
+    monkeypatch.setattr(fabrics, "gpus", lambda: 2)
+    monkeypatch.setattr(fabrics, "run", run)
+    found = fabrics.nccl()
+    assert (found.value, found.data["gbit"]) == ("works", 80.0)
+
+
+def test_without_a_process_that_starts_ranks_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RunNotStarted("the fork server did not start")
+
+    monkeypatch.setattr(fabrics, "warm_up", refuse)
+    monkeypatch.setattr(fabrics.subprocess, "run", lambda *a, **k: types.SimpleNamespace(returncode=0, stderr=""))
+    monkeypatch.setattr(fabrics, "run", lambda *a, **k: pytest.fail("a run was started"))
+    monkeypatch.setattr(fabrics, "gpus", lambda: 0)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    found, facts = fabrics.examine()
+    assert [f.key for f in found] == ["paced", "shaped", "nccl_fabric", "loopback", "auto"] and facts == {}
+    assert {f.key for f in found if f.level == "fail"} == {"paced", "shaped", "loopback", "auto"}

@@ -100,4 +100,6 @@ def test_a_variable_that_stops_every_rank(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert done.returncode == 1 and not found["ok"]
     failed = {f["key"] for section in found["sections"].values() for f in section if f["level"] == "fail"}
-    assert {"TORCH_DISTRIBUTED_DEBUG", "paced", "loopback"} <= failed
+    assert {"TORCH_DISTRIBUTED_DEBUG", "paced", "loopback", "auto"} <= failed
+    paced = next(f for f in found["sections"]["fabrics"] if f["key"] == "paced")
+    assert "torch cannot be loaded" in paced["detail"] and "TORCH_DISTRIBUTED_DEBUG" in paced["detail"]
