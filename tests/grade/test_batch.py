@@ -30,7 +30,7 @@ def folder(tmp_path: Path, notebook: Callable[..., str]) -> Path:
     (place / "bob.ipynb").write_text(as_text(learner_notebook(SOLUTION, read_solution(SOLUTION))))
     (place / "carol.txt").write_text("I could not do it.\n")
     wrong = "def assign_buckets(sizes_bytes, cap_bytes):\n    return []"
-    (place / "mallory" / "04.ipynb").write_text(notebook({"4.1": wrong}))
+    (place / "mallory" / "04.ipynb").write_text(notebook({"4.1": wrong, "4.3": "raise NotImplementedError"}))
     (place / ".hidden").write_text("")
     return place
 
@@ -72,7 +72,7 @@ def test_what_is_in_the_journal_is_not_judged_again(folder: Path, tmp_path: Path
     assert found["bob"].status == "stub_left"
     (folder / "carol.txt").write_text("I still could not do it.\n")
     _, said = _grade(folder, out, only=["bob", "carol"])
-    assert [line for line in said if line.startswith("[")][0].startswith("[2/2] carol: unreadable")
+    assert next(line for line in said if line.startswith("[")).startswith("[2/2] carol: unreadable")
     _, said = _grade(folder, out, only=["carol"], regrade=True)
     assert not any("in the journal" in line for line in said)
     with open(out / "grades.csv", newline="") as file:

@@ -1,0 +1,100 @@
+"""From the command line to the records: what the issue asks to see, each with its right outcome."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_lib.grade import engine
+from course_lib.grade.template import Submission, Template
+from course_lib.lab.notebook import as_text, learner_notebook, read_solution
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTION = ROOT / "solutions" / "04_gradient_buckets.py"
+COURSE = [sys.executable, "-c", "from course_lib.cli import main; main()"]
+
+
+def _course(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*COURSE, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_a_class_gets_its_outcomes(tmp_path: Path, notebook: Callable[..., str], sources: dict[str, str]) -> None:
+    silent = sources["4.3"] + "\nimport torch.distributed\nclass W:\n    def wait(self, *a): return True\n"
+    silent += "    def is_completed(self): return True\ntorch.distributed.all_reduce = lambda *a, **k: W()\n"
+    metric = "import course_lib.score as s\ns.fair_score = lambda *a, **k: s.Score('F', 1.0)\n"
+    metric += "def assign_buckets(sizes_bytes, cap_bytes):\n    return [[i for i, _ in sizes_bytes]]\n"
+    made = {
+        "solution": (notebook(), {"ok", "timing_unstable"}),
+        "stub": (as_text(learner_notebook(SOLUTION, read_solution(SOLUTION))), {"stub_left"}),
+        "loop": (notebook({"4.2": sources["4.2"] + "\nwhile True: pass"}), {"timeout"}),
+        "leaves": (notebook({"4.2": sources["4.2"] + "\nimport sys\nsys.exit(0)"}), {"early_exit"}),
+        "metric": (notebook({"4.1": metric}, {"assign-check": ["skip-execution"]}), {"failed_checks"}),
+        "silent": (notebook({"4.3": silent}), {"failed_checks"}),
+        "text": ("This is no notebook.", {"unreadable"}),
+    }
+    place, out = tmp_path / "class", tmp_path / "out"
+    place.mkdir()
+    for name, (text, _) in made.items():
+        (place / f"{name}.ipynb").write_text(text)
+    done = _course("grade", "04", str(place), "--out", str(out), "--jobs", "2", cwd=ROOT)
+    assert done.returncode in (0, 1), done.stderr
+    with open(out / "grades.csv", newline="") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    assert {n: rows[n]["status"] for n in made if rows[n]["status"] not in made[n][1]} == {}, done.stdout
+    assert rows["leaves"]["points"] == rows["loop"]["points"] == "10"
+    assert "Too few bytes" in rows["silent"]["note"]
+    if rows["solution"]["status"] == "ok":
+        assert rows["solution"]["points"] == rows["solution"]["max_points"]
+        assert float(rows["solution"]["fair_score"]) > 0.3
+    assert (out / "feedback" / "solution.html").read_text().count("data:image/png") == 2
+    assert nbformat.read(out / "notebooks" / "solution.ipynb", as_version=4).cells
+
+
+def test_plain_papermill_judges_one_file(tmp_path: Path) -> None:
+    handed = tmp_path / "alice.ipynb"
+    handed.write_text(as_text(learner_notebook(SOLUTION, read_solution(SOLUTION))))
+    command = [sys.executable, "-m", "papermill", str(ROOT / "labs" / "04_gradient_buckets.ipynb"), "out.ipynb", "-p",
+               "submission", str(handed)]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+    said = {cell.id: str(cell.outputs) for cell in cells if cell.cell_type == "code" and cell.outputs}
+    assert set(said) == {"begin"}
+    assert "stub_left" in said["begin"]
+
+
+def test_the_self_check_passes(tmp_path: Path) -> None:
+    done = _course("grade", "04", "--self-check", cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    assert "✘" not in done.stdout
+
+
+BREAKS = {
+    "import sys\nsys.exit(0)": "early_exit",
+    "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)": "kernel_died",
+    "while True: print('x' * 1000)": "output_flood",
+    "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass": "timeout",
+}
+
+
+@pytest.mark.parametrize(("line", "outcome"), BREAKS.items(), ids=BREAKS.values())
+def test_the_notebooks_run_names_the_cell(
+    template: Template, submission: Callable[..., Submission], sources: dict, line: str, outcome: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(engine, "CELL_SECONDS", 30.0)
+    run = engine.run(template, submission({"4.2": f"{sources['4.2']}\n{line}"}), failed=["4.2"])
+    assert run.outcome == outcome, run
+    assert "exercise 4.2" in run.sentence
+    cells = {cell.id: cell for cell in run.notebook.cells}
+    assert cells["assign-check"].execution_count
+    assert not cells["finish"].execution_count
+    assert cells["finish"].metadata.papermill.status == "not run"
