@@ -1,0 +1,7 @@
+import math
+
+
+def accumulation_steps(B, b, D):
+    if min(B, b, D) < 1:
+        raise ValueError(f"B, b and D are 1 at least, not {B}, {b}, {D}")
+    return math.ceil(B / (b * D))

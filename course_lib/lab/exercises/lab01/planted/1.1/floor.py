@@ -1,0 +1,2 @@
+def accumulation_steps(B, b, D):
+    return B // (b * D)
