@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from course_lib.overlap import Report
+from course_lib.trace import rules
+from course_lib.trace.finding import Finding
 from course_lib.trace.measure import measure
 from course_lib.trace.reader import Trace
-
-Rule = Callable[[Trace, Report], Iterator["Finding"]]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One answer. `code` is stable, `says` is the finding in a sentence, `evidence` the numbers behind it, `do` what to
-    try next, `ranks` whom it concerns, and `cost` the nanoseconds at stake (summed over ranks; None if unknown)."""
-
-    code: str
-    says: str
-    evidence: str
-    do: str
-    ranks: tuple[int, ...] = ()
-    cost: int | None = None
 
 
 def diagnose(trace: Trace, found: Report | None = None, *, unprofiled_ms: float | None = None) -> tuple[Finding, ...]:
@@ -31,8 +17,6 @@ def diagnose(trace: Trace, found: Report | None = None, *, unprofiled_ms: float 
     `found` are the numbers to judge (default: all steps); `unprofiled_ms` is the step time without a profiler, if it
     was measured, in milliseconds: a profile that is over 10 % slower describes another program.
     """
-    from course_lib.trace import rules
-
     found = found or measure(trace)
     out = [f for rule in rules.ALL for f in rule(trace, found)]
     if unprofiled_ms is not None and found.step_time:

@@ -23,6 +23,9 @@ _TEXTS = {
 _LIMIT = 10**16
 """Microseconds beyond which a time is a mistake (the year 2286); it would not fit into 64 bits of nanoseconds."""
 
+_JITTER = 1_000_000
+"""ns by which neighbours in a file may be out of order (a kernel written behind its launch)."""
+
 
 class Event(NamedTuple):
     """One complete event; `start` and `stop` in nanoseconds on the file's absolute clock."""
@@ -66,6 +69,8 @@ class Events:
     notes: list[Note] = field(default_factory=list)
     last: int | None = None
     """When the event started that the file ends with, for files that are cut."""
+    ordered: bool = True
+    """Whether the file has its events in order of time (Kineto writes thread by thread)."""
 
 
 def nanoseconds(value: Any) -> int | None:
@@ -121,6 +126,7 @@ def collect(document: Document) -> Events:
             thread = (_plain(raw.get("pid")), _plain(raw.get("tid")))
             into[kind].append(Event(str(raw.get("name", "")), kind, base + start, base + start + duration, thread,
                                     args if isinstance(args, dict) else {}))
+            found.ordered &= found.last is None or base + start >= found.last - _JITTER
             found.last = base + start
     found.device.sort(key=lambda e: (e.start, e.stop))
     found.notes += [Note(code, _TEXTS[code], count) for code, count in dropped.items() if count]

@@ -143,7 +143,8 @@ def _device(document: Document, events: Events) -> str:
     """What the compute of this file ran on."""
     hip = any(e.name.startswith("hip") for e in events.runtime[:1000])
     if events.device:
-        return "rocm" if hip or "roctracer_version" in document.head else "cuda"
+        xpu = any(e.name.startswith(("urEnqueue", "zeCommand", "piEnqueue")) for e in events.runtime)
+        return "rocm" if hip or "roctracer_version" in document.head else "xpu" if xpu else "cuda"
     labels = (*events.annotations, *events.operators)
     if any(e.name.startswith(EMULATED) for e in labels):
         return "emulated"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import numpy as np
 
 from course_lib.overlap import Report
-from course_lib.timeline import intersect, length, subtract, union
+from course_lib.timeline import Span, intersect, length, subtract, union
 from course_lib.trace.classify import collective
-from course_lib.trace.diagnose import Finding
 from course_lib.trace.facts import Launched
+from course_lib.trace.finding import Finding
 from course_lib.trace.measure import waits
 from course_lib.trace.reader import RankTrace, Trace
 
@@ -51,11 +51,12 @@ def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
     exposed_after = exposed_all = first = total = 0
     ranks = set()
     for r in trace.ranks:
-        ends = _backward_ends(r)
-        rows = {row.step for row in found.rows if row.rank == r.rank}
-        for step in sorted(set(ends) & (rows | {-1})):
-            comm = [s for s in r.timeline if s.kind == "comm" and (s.step == step or _in_step(r, step, s.start))]
-            compute = _cover(r, "compute")
+        ends, compute = _backward_ends(r), _union(s for s in r.timeline if s.kind == "compute")
+        windows = {s.step: (s.start, s.stop) for s in r.timeline if s.kind == "step"}
+        transfers = [s for s in r.timeline if s.kind == "comm"]
+        for step in sorted(set(ends) & {row.step for row in found.rows if row.rank == r.rank}):
+            begin, end = windows.get(step, (-2**62, 2**62))
+            comm = [s for s in transfers if s.step == step or (s.step < 0 and begin <= s.start < end)]
             bare = subtract(_union(comm), compute)
             tail = length(intersect(bare, np.array([(ends[step], 2**62)], np.int64)))
             exposed_after, exposed_all, total = exposed_after + tail, exposed_all + length(bare), total + len(comm)
@@ -110,9 +111,10 @@ def late_rank(trace: Trace, found: Report) -> Iterator[Finding]:
     wait, transfer = (sum(part) for part in zip(*total.values())) if total else (0, 0)
     if found.late and wait > 0.1 * transfer:
         names = ", ".join(map(str, found.late))
+        who = f"Rank {names} is late" if len(found.late) == 1 else f"Ranks {names} are late"
+        most = ": most of what looks like communication on the others is waiting." if wait > transfer else "."
         yield Finding(
-            "late-rank", f"Rank {names} {'is' if len(found.late) == 1 else 'are'} late: most of what looks like "
-            "communication on the others is waiting." if wait > transfer else f"Rank {names} is late.",
+            "late-rank", who + most,
             f"Ranks waited {_ms(wait)} and transferred {_ms(transfer)} ({wait / (wait + transfer):.0%} waiting).",
             "A faster wire or smaller buckets will not help. Compare what the late ranks do before the collective: "
             "data loading, uneven shapes, host gaps, another job on the node.", found.late, wait)
@@ -207,16 +209,8 @@ def _backward_ends(r: RankTrace) -> dict[int, int]:
     return ends or r.facts.backward_end
 
 
-def _in_step(r: RankTrace, step: int, time: int) -> bool:
-    return any(s.kind == "step" and s.step == step and s.start <= time < s.stop for s in r.timeline.select(step=step))
-
-
-def _union(spans) -> np.ndarray:
+def _union(spans: Iterable[Span]) -> np.ndarray:
     return union(np.array([(s.start, s.stop) for s in spans], np.int64).reshape(-1, 2))
-
-
-def _cover(r: RankTrace, kind: str) -> np.ndarray:
-    return _union(s for s in r.timeline if s.kind == kind)
 
 
 def _ms(ns: float) -> str:

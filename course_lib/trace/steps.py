@@ -65,7 +65,8 @@ def find_steps(events: Events, truncated: bool) -> tuple[Steps, list[Note]]:
         notes.append(Note("steps-cross", "step spans overlap in time: an event counts in the step that began last"))
     if truncated and windows and events.last is not None:
         cut = _cut(windows, events.last)
-        notes.append(Note("dropped-step", f"step {cut.number} is dropped: the file was cut in it"))
+        others = "" if events.ordered else "; the file is not in order of time, so other steps may lack events too"
+        notes.append(Note("dropped-step", f"step {cut.number} is dropped: the file was cut in it{others}"))
         windows.remove(cut)
     return Steps(tuple(windows)), notes
 
