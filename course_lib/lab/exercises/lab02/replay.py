@@ -1,6 +1,9 @@
-"""Several ranks played in one process, one after the other, twice: the first time to see what each rank gives to
-its collectives, the second time with what the others gave. Whatever calls the learner's code makes, the check has
-an answer for them, and ranks that do not make the same calls are found instead of waited for."""
+"""Several ranks played in one process, one after the other, more than once.
+
+The first time shows what each rank gives to its collectives; then each is played with what the others gave. Whatever
+calls the learner's code makes, the check has an answer for them, and ranks that do not make the same calls are found
+instead of waited for.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +26,42 @@ class Outcome(NamedTuple):
     hangs: bool
 
 
-def replay(play: Callable[[int, Exchange], Any], ranks: int) -> list[Outcome]:
-    """`play(rank, exchange)` plays one rank from a fresh start. What it gives in one call must not depend on
-    what an earlier call returned."""
-    given: list[list[Any]] = [[] for _ in range(ranks)]
-    for rank in range(ranks):
-        def note(value: Any, rank: int = rank) -> list:
-            given[rank].append(value)
-            return [value] * ranks
-
-        play(rank, note)
-    return [_answered(play, rank, given) for rank in range(ranks)]
+def replay(play: Callable[[int, Exchange], Any], ranks: int, depends: bool = False) -> list[Outcome]:
+    """`play(rank, exchange)` plays one rank from a fresh start. With `depends`, what a rank gives in one call may depend
+    on what an earlier call returned: then the ranks are played once more for every call, each time with what the
+    others gave before, until the last call has been given what it really gets."""
+    given = [_noted(play, rank, ranks) for rank in range(ranks)]
+    for _ in range(max(map(len, given)) - 1 if depends else 0):
+        given = [_answered(play, rank, given)[1] for rank in range(ranks)]
+    return [_answered(play, rank, given)[0] for rank in range(ranks)]
 
 
-def _answered(play: Callable[[int, Exchange], Any], rank: int, given: list[list[Any]]) -> Outcome:
-    calls = 0
+def _noted(play: Callable[[int, Exchange], Any], rank: int, ranks: int) -> list:
+    """What this rank gives to its collectives, if all ranks give the same."""
+    given: list = []
+
+    def note(value: Any) -> list:
+        given.append(value)
+        return [value] * ranks
+
+    play(rank, note)
+    return given
+
+
+def _answered(play: Callable[[int, Exchange], Any], rank: int, given: list[list]) -> tuple[Outcome, list]:
+    """The rank played with what the others gave, and what it gives itself."""
+    mine: list = []
 
     def exchange(value: Any) -> list:
-        nonlocal calls
-        calls += 1
-        if any(len(theirs) < calls for theirs in given):
+        mine.append(value)
+        if any(len(theirs) < len(mine) for theirs in given):
             raise Hang
-        return [theirs[calls - 1] if other != rank else value for other, theirs in enumerate(given)]
+        return [value if other == rank else theirs[len(mine) - 1] for other, theirs in enumerate(given)]
 
     try:
-        return Outcome(play(rank, exchange), calls, False)
+        return Outcome(play(rank, exchange), len(mine), False), mine
     except Hang:
-        return Outcome(None, calls, True)
+        return Outcome(None, len(mine), True), mine
 
 
 def calls_text(outcomes: list[Outcome], given_up: str = "waits for ever") -> str:

@@ -1,0 +1,5 @@
+def train_epoch(batches, N, micro_step, update):
+    for i, batch in enumerate(batches):
+        micro_step(batch, 1 / N)
+        if (i + 1) % N == 0 or i + 1 == len(batches):
+            update()

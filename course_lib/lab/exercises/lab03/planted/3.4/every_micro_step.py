@@ -1,0 +1,9 @@
+import torch
+
+
+def clipped_update(params, N, micro_step, synchronise, step, max_norm):
+    for i in range(N):
+        micro_step(i)
+        torch.nn.utils.clip_grad_norm_(params, max_norm)
+    synchronise()
+    step()
