@@ -51,13 +51,17 @@ def main(plan: dict) -> int:
         if first == 0:
             _become_first(processes, plan, me)
         return _waited(first)
+    processes.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     child = os.fork()
     if child == 0:
-        processes.adopt_orphans()
         processes.die_with_parent(os.getppid())
         os.chdir(plan["cwd"])
         _enter(plan)
-    return _waited(child)
+    try:
+        return _reap_until(child)
+    finally:
+        processes.end_descendants({child})
 
 
 def _become_first(processes, plan: dict, parent: int) -> None:
@@ -169,7 +173,7 @@ def _map_user(inside: int, uid: int, gid: int) -> None:
 
 
 def _reap_until(program: int) -> int:
-    """Process 1 inherits every orphan. The exit code of `program`."""
+    """This process inherits every orphan. The exit code of `program`."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == program:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -100,9 +98,10 @@ class Box:
     def end(self) -> None:
         """Kill whatever is left. Ending process 1 of a pid namespace ends all of it, and the kernel waits for that."""
         if self.process.poll() is None:
-            if self.isolation == WEAK:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)
+            if self.isolation == WEAK:  # it ends every descendant itself, also those that have left its group
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(12)
             self.process.kill()
         self.process.wait()
         self.take_output()
@@ -224,8 +223,3 @@ def _links() -> list[tuple[str, str]]:
 def _hidden() -> list[str]:
     """Folders of course_lib that a submission must not see."""
     return [str(path) for name in HIDDEN_CODE for path in PACKAGE.rglob(name) if path.is_dir()]
-
-
-def find_module(name: str) -> str:
-    """The file of a module of course_lib, without importing it."""
-    return importlib.util.find_spec(name).origin

@@ -71,6 +71,18 @@ def test_memory_is_limited(tmp_path: Path) -> None:
     assert b"MemoryError" in ended.output
 
 
+@pytest.mark.parametrize("tail", ["", "import time; time.sleep(60)"])
+def test_without_namespaces_a_detached_grandchild_ends_too(tail: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sandbox, "level", lambda: sandbox.WEAK)
+    mark = f"course-weak-{os.getpid()}"
+    code = ("import subprocess, sys\n"
+            f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60) # {mark}'],\n"
+            f"                 start_new_session=True, stdout=subprocess.DEVNULL)\nprint('left', flush=True)\n{tail}")
+    ended = _run(code, tmp_path, seconds=2)
+    assert (ended.output.strip(), ended.why) == (b"left", "timeout" if tail else "")
+    assert mark not in _command_lines()
+
+
 @pytest.mark.slow
 def test_a_shaped_fabric_can_be_made_inside(tmp_path: Path) -> None:
     code = "from course_lib.launch.fabric import shaped_works; print(shaped_works())"
