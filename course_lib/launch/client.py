@@ -42,8 +42,8 @@ def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto",
                       environ=dict(os.environ))
     ours, theirs = socket.socketpair()
     try:
-        _server().start_run(theirs)
-        theirs.close()
+        with theirs:  # the supervisor's copy alone keeps it open
+            _server().start_run(theirs)
         frames.send(ours, request)
         return _collect(ours)
     finally:
@@ -157,6 +157,7 @@ class _Server:
     def stop(self) -> None:
         if self.owner == os.getpid():
             self._sock.close()
+            self._process.terminate()  # it may be loading modules, which nobody needs any more
             try:
                 self._process.wait(15)
             except subprocess.TimeoutExpired:

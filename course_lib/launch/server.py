@@ -40,8 +40,9 @@ def main(fd: int, client_pid: int) -> None:
     loaded = False
     try:
         while True:
-            events = watch.select(None if loaded else _IDLE_S)
-            if not events and not loaded:
+            wait = None if loaded or scratch else _IDLE_S
+            events = watch.select(wait)
+            if wait and not events:
                 loaded = _load_more()
             for key, _ in events:
                 if key.data == "gone":
@@ -56,14 +57,15 @@ def main(fd: int, client_pid: int) -> None:
             processes.end_descendants()
             for path in scratch.values():
                 shutil.rmtree(path, ignore_errors=True)
+            os._exit(0)  # nothing to tidy: taking hundreds of modules down would only take time
 
 
 _SERVER = os.getpid()
-_IDLE_S = 0.1
+_IDLE_S = 0.3
 
 
 def _load_more() -> bool:
-    """Import, while nothing is asked of us, what the constructors of DDP and FSDP2 would import on
+    """Import, while no run is going and nobody asks for one, what the constructors of DDP and FSDP2 would import on
     every rank of every run (hundreds of modules, seconds of work)."""
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401

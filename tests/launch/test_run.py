@@ -312,3 +312,23 @@ def test_under_torchrun_the_group_that_is_there_is_used(tmp_path):
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                            str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_server_that_cannot_start_is_reported_at_once(monkeypatch):
+    from course_lib.launch import RunNotStarted, client
+
+    def refuse():
+        raise RunNotStarted("the fork server did not start")
+
+    monkeypatch.setattr(client, "_server", refuse)
+    start = time.monotonic()
+    with pytest.raises(RunNotStarted):
+        run(int, ranks=2, fabric="loopback")
+    assert time.monotonic() - start < 5
+
+
+def test_a_short_script_ends_without_waiting_for_modules_to_load():
+    script = "import time; from course_lib.launch import run; run(int, ranks=1, fabric='loopback'); time.sleep(0.6); " \
+             "print(time.monotonic())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert time.monotonic() - float(done.stdout) < 1.5
