@@ -176,18 +176,18 @@ def _times(spans: Iterable[Span]) -> np.ndarray:
     return np.array([(s.start, s.stop) for s in spans], np.int64).reshape(-1, 2)
 
 
-def _waits(found: Report) -> dict[tuple[int, int, int, int], int]:
-    """Nanoseconds that a rank's k-th collective of a step and bucket waited for the last rank."""
-    return {(rank, c.step, c.bucket, c.sequence): wait for c in found.collectives for rank, wait in c.wait or ()}
+def _waits(found: Report) -> dict[tuple[int, int, int, str, int], int]:
+    """Nanoseconds that a rank's k-th collective of a step, bucket and name waited for the last rank."""
+    return {(rank, c.step, c.bucket, c.name, c.sequence): wait for c in found.collectives for rank, wait in c.wait or ()}
 
 
 def _wire_bars(spans: list[Span], compute: np.ndarray, waits: dict) -> list[tuple[Span, tuple[Piece, ...]]]:
-    uses: dict[tuple[int, int], int] = defaultdict(int)
+    uses: dict[tuple[int, int, str], int] = defaultdict(int)
     bars = []
     for s in (s for s in spans if s.kind == "comm"):
-        use = uses[s.step, s.bucket]
-        uses[s.step, s.bucket] += 1
-        bars.append((s, _wire_pieces(s, compute, waits.get((s.rank, s.step, s.bucket, use), 0))))
+        use = uses[s.step, s.bucket, s.name]
+        uses[s.step, s.bucket, s.name] += 1
+        bars.append((s, _wire_pieces(s, compute, waits.get((s.rank, s.step, s.bucket, s.name, use), 0))))
     return bars
 
 

@@ -184,3 +184,18 @@ def test_a_trace_of_many_kernels_is_drawn_quickly():
     spans = [Span(0, "compute", "gpu", "kernel", 10_000 * i, 10_000 * i + 9_000) for i in range(20_000)]
     picture = figure(Timeline.of(spans, "measured (cuda)"))
     assert sum(len(c.get_paths()) for c in artists(picture, "compute")) < 2_000
+
+
+def test_waiting_is_drawn_on_the_collective_that_waited():
+    """Two names in one bucket: the first f16 was waited for, the f32 was not."""
+    from course_lib.show.scene import scene
+    spans = []
+    for rank, late in ((0, 0), (1, 400)):
+        spans += [Span(rank, "step", "step", "step 0", 0, 3000, step=0),
+                  Span(rank, "compute", "device", "forward", 0, 100, step=0),
+                  Span(rank, "comm", "wire", "all_reduce_f32", 200, 900, 8, -1, 0),
+                  Span(rank, "comm", "wire", "all_reduce_f16", 1000 + late, 2000, 8, -1, 0)]
+    shown = scene(Timeline.of(spans, "simulated"))
+    (wire,) = (row for row in shown.rows if row.rank == 0 and row.role == "wire")
+    waits = [(p.start, p.stop) for bar in wire.bars for p in bar.pieces if p.look == "wait"]
+    assert waits == [(1000, 1400)]
