@@ -84,8 +84,7 @@ def applies(template: Template) -> bool:
 
 def _judge(template: Template, submission: Submission, finish: bool, seed: int) -> Measured:
     numbers = [*NEEDED, *([FINISH] if finish else [])]
-    used = set("\n".join(submission.sources[n] for n in numbers).replace(".", " ").replace("(", " ").split())
-    cells = [("<imports>", line) for line in template.prelude(used)]
+    cells = [("<imports>", line) for line in template.prelude(submission.sources[n] for n in numbers)]
     cells += [(f"<exercise {number}>", submission.sources[number]) for number in numbers]
     fabric = {"gbit": GBIT, "latency_us": LATENCY_S * 1e6}
     with Ranks(RANKS, fabric) as baseline, Ranks(RANKS, fabric, cells, finish) as own:

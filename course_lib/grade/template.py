@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +51,9 @@ class Template:
         """The exercise cells by the number of their exercise, in order."""
         return {c.metadata.exercise: c for c in self.notebook.cells if "exercise" in c.metadata}
 
-    def prelude(self, used: set[str]) -> list[str]:
-        """The import statements of the other cells that bind one of the names in `used`."""
-        found = []
+    def prelude(self, sources: Iterable[str]) -> list[str]:
+        """The import statements of the other cells that bind a name which stands in one of the `sources`."""
+        found, used = [], set(re.findall(r"\w+", "\n".join(sources)))
         for cell in self.notebook.cells:
             if cell.cell_type != "code" or "exercise" in cell.metadata:
                 continue
