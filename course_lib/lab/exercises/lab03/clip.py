@@ -39,12 +39,13 @@ MISTAKES = {
     "before_synchronisation": "You clip before the ranks have synchronised, by this rank's own norm. Every rank scales "
     "by another factor, so the mean is not the clipped gradient; clipping it once more afterwards repairs nothing. "
     "Synchronise first, then clip once.",
-    "per_parameter": "You clip each parameter by its own norm. That bends the gradient into another direction. One norm "
-    "over all parameters, one factor for all.",
+    "per_parameter": "You clip each parameter by its own norm. That bends the gradient into another direction. One "
+    "norm over all parameters, one factor for all.",
     "always_scales": "You scale a gradient that is shorter than max_norm up to it. A small gradient near a minimum is "
     "meant to be small: leave it alone.",
     "never_clips": "The optimizer sees the gradient as it was. Clip between synchronise() and step().",
-    "syncs_every": "You synchronise in every micro-step. The gradient comes out right, and the wire carries it N times.",
+    "syncs_every": "You synchronise in every micro-step. The gradient comes out right, and the wire carries it N "
+    "times.",
     "never_syncs": "Nobody calls synchronise(), or not before step(). Each rank steps on its own gradient.",
 }
 
@@ -80,7 +81,7 @@ class Case(NamedTuple):
 
 @exercise("3.4", title="clip at the right place", minutes=6, needs="clipped_update", hints=HINTS, mistakes=MISTAKES)
 def clip_at_the_right_place(answer: Callable, draw: random.Random) -> Verdict:
-    """Rows over updates whose gradient is too long, and over others whose is not."""
+    """Rows over updates whose gradient is longer than max_norm, and over others whose is not."""
     long, fine = ([_played(answer, draw, clips) for _ in range(6)] for clips in (True, False))
     cases = [*long, *fine]
     rows = (
@@ -205,7 +206,7 @@ def _played(answer: Callable, draw: random.Random, clips: bool) -> Case:
             seen.append([param.grad.clone() for param in params])
 
         call(answer, list(params), N, micro_step, synchronise, step, max_norm,
-             shown=f"clipped_update(params, {N}, micro_step, synchronise, step, {max_norm:.3g}) on rank {rank}")  # fmt: skip
+             shown=f"clipped_update(params, {N}, micro_step, synchronise, step, {max_norm:.3g}) on rank {rank}")
         if len(seen) != 1:
             raise Broke(f"step() was called {len(seen)} times on rank {rank} in one update; once is right")
         return seen[0]

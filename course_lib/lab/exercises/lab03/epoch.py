@@ -20,15 +20,15 @@ from course_lib.lab.model import Row, Verdict, exercise
 HINTS = (
     "How long is the window that a batch belongs to? N for all but the last, and for the last what is left. That "
     "length is needed before its first micro-step.",
-    "Cut the list into windows first: batches[0:N], batches[N:2N], … The last is short by itself. Each batch of a window "
-    "gets the factor 1 / len(window), and after the window comes one update.",
+    "Cut the list into windows first: batches[0:N], batches[N:2N], … The last is short by itself. Each batch of a "
+    "window gets the factor 1 / len(window), and after the window comes one update.",
     "for start in range(0, len(batches), N): window = batches[start:start + N]; for batch in window: micro_step(batch, "
     "1 / len(window)); then update().",
 )
 
 MISTAKES = {
-    "dropped": "The batches that do not fill a window are never used. With N = 8 and 1000 batches of 9 that is a ninth "
-    "of no epoch, but with short epochs it is data that the model never sees.",
+    "dropped": "The batches that do not fill a window are never used. With windows of 16 and an epoch of 20 that is a "
+    "fifth of the data, which the model never sees.",
     "leaks": "The last batches are computed, but no update follows. Their gradients stay and are added to the first "
     "window of the next epoch. Update at the end of the epoch too.",
     "divides_by_N": "The last window is short, and still divided by N, so its update is too small. Divide by the number "

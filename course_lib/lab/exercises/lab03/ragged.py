@@ -31,10 +31,10 @@ HINTS = (
 
 MISTAKES = {
     "not_a_list": "One factor for each micro-batch is wanted, as a list.",
-    "mean_of_means": "You take the mean of means: a token in a short micro-batch weighs more than one in a long one, so "
-    "the update depends on how the window was cut. Divide sums by one count, that of the whole window.",
-    "per_rank": "Your denominator is this rank's own count. The all-reduce then gives every rank the same weight, so "
-    "the tokens of a rank with few of them weigh more. Ask for the count of all ranks.",
+    "mean_of_means": "You take the mean of means: a token in a short micro-batch weighs more than one in a long one, "
+    "so the update depends on how the window was cut. Divide sums by one count, that of the whole window.",
+    "per_rank": "Your denominator is this rank's own count. The all-reduce then gives every rank the same weight, "
+    "so the tokens of a rank with few of them weigh more. Ask for the count of all ranks.",
     "divides_twice": "The update is too small by a whole factor. The all-reduce divides by `ranks` already, and a count "
     "over the whole window leaves nothing to divide by N.",
     "never_divides": "Your factors do not depend on the number of tokens, so the update grows with the window.",
@@ -74,7 +74,8 @@ class Case(NamedTuple):
         if self.hangs:
             return f"counts {self.counts}: {calls_text(self.outcomes)}"
         found = [[float(f"{factor:.3g}") for factor in o.result] for o in self.outcomes]
-        return f"counts {self.counts} gave {found}, and {self.ranks}/{self.total} = {self.ranks / self.total:.3g} is right"
+        right = f"{self.ranks}/{self.total} = {self.ranks / self.total:.3g}"
+        return f"counts {self.counts} gave {found}, and {right} is right"
 
 
 @exercise("3.2", title="the loss of a window", minutes=10, needs="window_factors", hints=HINTS, mistakes=MISTAKES)

@@ -87,10 +87,10 @@ def send_once(answer: type, draw: random.Random) -> Verdict:
     micro = ("forward", "backward")
     split = [_played(answer, script) for script in (
         ("forward", ("backward",)), (("forward",), "backward"), (("forward",), "backward", "forward", ("backward",)),
-        _window(draw.randint(2, 4)) + ("forward", ("backward",)))]  # fmt: skip
+        (*_window(draw.randint(2, 4)), "forward", ("backward",)))]  # fmt: skip
     errors = [_played(answer, script) for script in (
-        (("error",), *micro), (("forward", "error"), *micro), ((micro + ("error",)), *micro, *_window(draw.randint(2, 4))),
-        )]  # fmt: skip
+        (("error",), *micro), (("forward", "error"), *micro),
+        ((*micro, "error"), *micro, *_window(draw.randint(2, 4))))]  # fmt: skip
     nested = [_played(answer, script) for script in (
         ((*micro, micro, *micro), *micro), ((micro, *micro), *micro), (((*micro, micro), *micro), *micro))]  # fmt: skip
     rows = (
