@@ -55,3 +55,24 @@ class Bucket:
             raise ValueError(f"bucket {self.order} holds {self.flat.numel()} elements, but {tensor.numel()} were given")
         if tensor.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(tensor.view(-1))
+
+
+def factor(number: float | None) -> torch.Tensor | None:
+    """`number` as `take_in` wants it: torch takes twice as long over a Python number. Double precision and no
+    dimensions, so that it neither rounds nor changes the dtype of what it multiplies."""
+    return None if number is None else torch.tensor(number, dtype=torch.float64)
+
+
+def take_in(param: nn.Parameter, view: torch.Tensor, scale: torch.Tensor | None, as_view: bool = True) -> None:
+    """Put `scale`·`.grad` into its view (zeros where there is no gradient); with `as_view` the view becomes
+    `.grad`, so that what is accumulated next is in the bucket already."""
+    grad = param.grad
+    if grad is None:
+        view.zero_()
+        return
+    if scale is not None:
+        torch.mul(grad, scale, out=view)
+    elif grad is not view:
+        view.copy_(grad)
+    if as_view and grad is not view:
+        param.grad = view

@@ -16,7 +16,7 @@ from torch import nn
 
 from course_lib import record
 from course_lib.record import now
-from course_lib.train.bucket import Bucket
+from course_lib.train.bucket import Bucket, factor, take_in
 
 CommHook = Callable[[Any, Bucket], torch.futures.Future]
 
@@ -36,7 +36,8 @@ class Reducer:
 
     def __init__(self, params: Sequence[nn.Parameter], group: dist.ProcessGroup, scale: float | None,
                  as_view: bool = True, hook: CommHook | None = None, hook_state: Any = None) -> None:
-        self.params, self.group, self.scale, self.as_view = list(params), group, scale, as_view
+        self.params, self.group, self.as_view = list(params), group, as_view
+        self.scale = factor(scale)
         self.hook, self.hook_state = hook, hook_state
         self.assignment: list[list[int]] = []
         self.buckets: list[Bucket] = []
@@ -74,17 +75,7 @@ class Reducer:
             raise LateGradient
         self._arrived[index] = True
         bucket, view = self._place[index]
-        param = self.params[index]
-        grad = param.grad
-        if grad is None:
-            view.zero_()
-        else:
-            if self.scale is not None:
-                torch.mul(grad, self.scale, out=view)
-            elif grad is not view:
-                view.copy_(grad)
-            if self.as_view and grad is not view:
-                param.grad = view
+        take_in(self.params[index], view, self.scale, self.as_view)
         self.ready_ns[index] = at = now()
         if bucket.waiting == len(bucket.views):
             bucket.first_ready = at

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from course_lib.train.base import Strategy
-from course_lib.train.bucket import Bucket
+from course_lib.train.bucket import Bucket, factor, take_in
 from course_lib.train.hooks import Slot
 from course_lib.train.status import Call
 
@@ -27,6 +26,8 @@ class SerialAllReduce(Strategy):
                  process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__(module, op=op, process_group=process_group)
         self.flat = flat
+        # divide before the sum: half precision overflows otherwise
+        self._scale = factor(1 / self.control.size if op == "mean" else None)
         self._start(flat)
         groups: dict[tuple, list[Slot]] = defaultdict(list)
         for slot in self.slots:
@@ -43,7 +44,8 @@ class SerialAllReduce(Strategy):
         `.grad` becomes a view into the buffer that travelled, so that the next window need not copy it there."""
         for slots, part in self._parts:
             for slot, view in zip(slots, part.views):
-                self._contribute(slot, view)
+                self.unsum(slot)
+                take_in(slot.param, view, self._scale)
             if part.bytes:
                 dist.all_reduce(part.flat, group=self.group)
             for slot, view in zip(slots, part.views):
@@ -51,13 +53,3 @@ class SerialAllReduce(Strategy):
                     slot.param.grad = view
         if self.op == "sum":
             self._reduced = self._all
-
-    def _contribute(self, slot: Slot, view: torch.Tensor) -> None:
-        self.unsum(slot)
-        grad = slot.param.grad
-        if grad is None:
-            view.zero_()
-            return
-        # divide before the sum: half precision overflows otherwise
-        torch.mul(grad, 1 / self.control.size if self.op == "mean" else 1, out=view)
-        slot.param.grad = view

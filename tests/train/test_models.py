@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
 
 import pytest
@@ -166,21 +165,22 @@ def test_profiles_have_the_sizes_and_times_they_say() -> None:
 
 
 def test_the_device_takes_the_time_it_says_and_hooks_fire_when_it_is_over() -> None:
-    """Deadlines keep sleeps that overrun from adding up: the median step is within 2 % of 36 ms."""
+    """Deadlines keep sleeps that overrun from adding up: an undisturbed step takes 36 ms within 3 %, and a
+    disturbed one never less, except for the 2 ms by which the host may be late."""
     model = emulated.equal(layers=6, mb=0.001, forward_ms=2, backward_ms=4)
     ready: list[int] = []
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda _: ready.append(record.now()))
     took = []
     with record.recording() as recorder:
-        for step in range(9):
-            emulated.device.spend("line up", 1_000_000)
+        for step in range(15):
+            emulated.device.spend("line up", 3_000_000)
             begin = time.perf_counter()
             with recorder.measure_step(step):
                 model(torch.ones(2)).sum().backward()
             took.append(time.perf_counter() - begin)
-    assert 0.035 < statistics.median(took) < 0.0375, sorted(took)
-    spans = recorder.timeline().select(kind="compute", step=8)
+    assert 0.034 <= min(took) < 0.037, sorted(took)
+    spans = recorder.timeline().select(kind="compute", step=14)
     assert {s.lane for s in spans} == {"device"} and len(spans) == 12
     assert sum(s.stop - s.start for s in spans) == 36_000_000
     assert all(a.stop <= b.start for a, b in itertools.pairwise(spans)), "one device does one thing at a time"
@@ -190,12 +190,12 @@ def test_the_device_takes_the_time_it_says_and_hooks_fire_when_it_is_over() -> N
 
 
 def test_a_profiler_trace_shows_the_device() -> None:
-    model = emulated.equal(layers=2, mb=0.001, forward_ms=1, backward_ms=2)
+    model = emulated.equal(layers=2, mb=0.001, forward_ms=5, backward_ms=10)
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         model(torch.ones(2)).sum().backward()
     times = {e.name: e.time_range.elapsed_us() for e in trace.events() if e.name.startswith("emulated::")}
     assert set(times) == {f"emulated::{way} layer {i}" for way in ("forward", "backward") for i in (0, 1)}
-    assert times["emulated::backward layer 0"] > 1000
+    assert all(took > (7900 if "backward" in name else 2900) for name, took in times.items()), times
 
 
 # the reference
