@@ -376,9 +376,9 @@ lab.review(measured["flat"].timeline)
 # <details><summary>A model answer</summary>
 #
 # The bytes of the large model take 1.4 GB / 10 GB/s = 140 ms, the latencies 300 · 0.1 ms = 30 ms, so flat takes 140 ms
-# in place of 170: worth something. The bytes of the small one take 1.4 ms and the latencies 30 ms, so flat takes 1.5 ms in
-# place of 31, twenty times less. What decides is the size of one tensor against a/β, here 1 MB: below it a collective
-# is mostly latency. That is also why buckets exist. They are flat enough for the latency, and small enough to leave
+# in place of 170: worth something. The bytes of the small one take 1.4 ms and the latencies 30 ms, so flat takes 1.5 ms
+# in place of 31, twenty times less. What decides is the size of one tensor against a/β, here 1 MB: below it a
+# collective is mostly latency. That is also why buckets exist. They are flat enough for the latency, and small enough to leave
 # early.
 #
 # </details>

@@ -25,6 +25,7 @@ lab.begin(submission)
 # %% id="imports"
 from course_lib import show
 from course_lib.lab.damage import damage
+from course_lib.lab.over_n import over_n
 from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_windows import window_runs
 from course_lib.launch import Fabric, run
@@ -154,6 +155,15 @@ lab.compare("3.share", round(100 * runs["N=8"].share))
 #
 # So a step that "hides communication better" with a large N hides nothing. Report exposed milliseconds as well.
 
+# %% id="over-n"
+predicted = {N: predict_serial(sizes_bytes, link, Tf, Tb, N, every=False) for N in range(1, 9)}
+over_n({N: (one.exposed_s * 1e3, one.exposed_s / one.step_s) for N, one in predicted.items()},
+       {N: (runs[f"N={N}"].exposed_s * 1e3, runs[f"N={N}"].share) for N in lengths},
+       provenance=runs["N=4"].timeline.provenance)
+
+# %% [markdown] id="figure-text"
+# And one of the windows as it ran:
+
 # %% id="figure" tags=["picture"]
 show.figure(runs["N=4"].timeline, predicted=predict_serial(sizes_bytes, link, Tf, Tb, 4, every=False).timeline,
             title="N = 4: three silent micro-steps, then one all-reduce")
@@ -184,8 +194,8 @@ sliders(drawn, {"N": "micro-steps N", "gbit": "link, Gbit/s", "latency_ms": "lat
 # ## Exercise 3.2 · the loss of a window (10 min)
 #
 # Splitting a batch must not change the update. With equal micro-batches it is enough to divide each mean loss by N.
-# Real text is *ragged*: micro-batches, and ranks, have different numbers of tokens that count. The update wanted is that
-# of the mean loss over **all tokens of the window on all ranks**.
+# Real text is *ragged*: micro-batches, and ranks, have different numbers of tokens that count. The update wanted is
+# that of the mean loss over **all tokens of the window on all ranks**.
 #
 # Write `window_factors(my_counts, ranks, all_reduce_sum)`, which every rank calls before the first forward of a window:
 #
@@ -283,8 +293,8 @@ for topic, title in titles.items():
 #
 # ## Precision: what accumulates in bf16 is lost
 #
-# K gradients of one parameter are added up, once into a bf16 tensor and once into an fp32 tensor. Both get the same bf16
-# gradients; the reference adds the exact values in fp64.
+# K gradients of one parameter are added up, once into a bf16 tensor and once into an fp32 tensor. Both get the same
+# bf16 gradients; the reference adds the exact values in fp64.
 
 # %% id="bf16"
 def accumulation_errors(K, elements=4096):
@@ -335,9 +345,9 @@ for name, layer in layers.items():
     print(f"{name:>10}: " + ", ".join(f"N = {N}: {value:.1e}" for N, value in off.items()))
 
 # %% [markdown] id="layers-why"
-# LayerNorm looks at one sample at a time, so it does not see the split. Two dropout layers draw in turns, so the samples
-# get other masks when the batch is cut: another draw of the same distribution, not a bug (turn dropout off in the test
-# above). BatchNorm normalises with the mean of the *micro-batch*,
+# LayerNorm looks at one sample at a time, so it does not see the split. Two dropout layers draw in turns, so the
+# samples get other masks when the batch is cut: another draw of the same distribution, not a bug (turn dropout off in
+# the test above). BatchNorm normalises with the mean of the *micro-batch*,
 # so the function itself changes. Accumulation does not replace a large batch there; use another norm, or freeze it.
 #
 # ## What you would use in production
@@ -447,8 +457,8 @@ def last_rate(steps_of_schedule, micro_batches=100, N=8):
 
 for kind in ("update", "micro-step"):
     updates, reached = last_rate(kind)
-    print(f"schedule stepped once {'an' if kind == 'update' else 'a'} {kind}: {updates} updates in the epoch, lowest rate reached after {reached} of 100 "
-          "micro-batches")
+    print(f"schedule stepped at every {kind}: {updates} updates in the epoch, lowest rate reached after {reached} of "
+          "100 micro-batches")
 
 # %% [markdown] id="review-text"
 # ## Review

@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
 
 
 def replay(play: Callable[[int, Exchange], Any], ranks: int, depends: bool = False) -> list[Outcome]:
-    """`play(rank, exchange)` plays one rank from a fresh start. With `depends`, what a rank gives in one call may depend
-    on what an earlier call returned: then the ranks are played once more for every call, each time with what the
-    others gave before, until the last call has been given what it really gets."""
+    """`play(rank, exchange)` plays one rank from a fresh start. With `depends`, what a rank gives in one call may
+    depend on what an earlier call returned: then the ranks are played once more for every call, each time with what
+    the others gave before, until the last call has been given what it really gets."""
     given = [_noted(play, rank, ranks) for rank in range(ranks)]
     for _ in range(max(map(len, given)) - 1 if depends else 0):
         given = [_answered(play, rank, given)[1] for rank in range(ranks)]

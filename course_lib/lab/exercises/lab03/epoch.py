@@ -31,8 +31,8 @@ MISTAKES = {
     "fifth of the data, which the model never sees.",
     "leaks": "The last batches are computed, but no update follows. Their gradients stay and are added to the first "
     "window of the next epoch. Update at the end of the epoch too.",
-    "divides_by_N": "The last window is short, and still divided by N, so its update is too small. Divide by the number "
-    "of micro-batches in the window.",
+    "divides_by_N": "The last window is short, and still divided by N, so its update is too small. Divide by the "
+    "number of micro-batches in the window.",
     "never_divides": "Your factor is 1: the update is a sum over the window, N times the mean. Divide by the number of "
     "micro-batches in the window.",
     "extra_update": "An update follows an empty window. With momentum or weight decay the parameters move without "

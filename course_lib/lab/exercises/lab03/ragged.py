@@ -35,8 +35,8 @@ MISTAKES = {
     "so the update depends on how the window was cut. Divide sums by one count, that of the whole window.",
     "per_rank": "Your denominator is this rank's own count. The all-reduce then gives every rank the same weight, "
     "so the tokens of a rank with few of them weigh more. Ask for the count of all ranks.",
-    "divides_twice": "The update is too small by a whole factor. The all-reduce divides by `ranks` already, and a count "
-    "over the whole window leaves nothing to divide by N.",
+    "divides_twice": "The update is too small by a whole factor. The all-reduce divides by `ranks` already, and a "
+    "count over the whole window leaves nothing to divide by N.",
     "never_divides": "Your factors do not depend on the number of tokens, so the update grows with the window.",
     "hangs": "Some ranks call all_reduce_sum and others do not, or not as often. They wait for each other for ever. "
     "Call it once, whatever your own counts are.",

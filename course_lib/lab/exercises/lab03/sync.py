@@ -37,13 +37,13 @@ HINTS = (
     "Who sets which, and who reads which?",
     "`no_sync` remembers `sync`, makes it False, yields, and puts back what it remembered, also when the block raises: "
     "try and finally. `before_forward` copies `sync` into `armed`. `after_backward` looks at `armed` only.",
-    "no_sync: before, self.sync = self.sync, False; try: yield; finally: self.sync = before. before_forward: self.armed "
-    "= self.sync. after_backward: if self.armed: self.all_reduce().",
+    "no_sync: before, self.sync = self.sync, False; try: yield; finally: self.sync = before. before_forward: "
+    "self.armed = self.sync. after_backward: if self.armed: self.all_reduce().",
 )
 
 MISTAKES = {
-    "never_silent": "Your backward sends inside no_sync as well, so a window of N micro-steps costs N all-reduces. Does "
-    "no_sync change `self.sync`, and does after_backward ask?",
+    "never_silent": "Your backward sends inside no_sync as well, so a window of N micro-steps costs N all-reduces. "
+    "Does no_sync change `self.sync`, and does after_backward ask?",
     "never_sends": "Nothing is sent, not even outside no_sync. The ranks step on their own gradients and drift apart.",
     "never_back": "After the block nothing is sent any more. Put `self.sync` back when the block ends.",
     "backward_decides": "You read the flag when backward ends. In DDP the forward decides: it prepares the reducer for "
@@ -53,8 +53,8 @@ MISTAKES = {
     "drift apart without a word. Put `self.sync` back in a `finally`.",
     "swallows": "An exception from inside the block does not come out. Whoever should skip the batch never hears of "
     "it. Use try and finally, without an except.",
-    "not_nested": "The end of an inner block switches synchronisation on inside the outer one. Put back what you found, "
-    "not True.",
+    "not_nested": "The end of an inner block switches synchronisation on inside the outer one. Put back what you "
+    "found, not True.",
 }
 
 
@@ -124,7 +124,8 @@ def _mistake(windows: list[Case], split: list[Case], errors: list[Case], nested:
 def _row(name: str, expected: str, cases: list[Case], holds: Callable[[Case], bool]) -> Row:
     """One rule over all its cases. The shortest case that breaks it is shown."""
     broken = sorted((c for c in cases if not holds(c)), key=lambda c: len(_text(c.script)))
-    return Row(name, not broken, expected, str(broken[0]) if broken else f"held in {len(cases)} of {len(cases)} scripts")
+    seen = str(broken[0]) if broken else f"held in {len(cases)} of {len(cases)} scripts"
+    return Row(name, not broken, expected, seen)
 
 
 def _window(micro_steps: int) -> Script:
