@@ -30,31 +30,28 @@ lab.begin(submission)
 # %% [markdown] id="doctor-text"
 # ## What works here
 #
-# A *rank* is one process of a training job. A *fabric* is what joins the ranks. Each kind is tried, not guessed.
+# A *rank* is one process of a training job. A *fabric* is what joins the ranks. Each kind is tried with two ranks that
+# send a buffer. This is a part of `course doctor`; run that in a terminal for versions, variables and noise as well.
 
 # %% id="doctor"
 import os
-import platform
 
 import torch
 
+from course_lib.doctor import fabrics
 from course_lib.launch import PRESETS, Fabric, run
 
-print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} CPU cores, "
-      f"{torch.cuda.device_count()} CUDA devices")
-for kind in ("nccl", "shaped", "paced", "loopback"):
-    try:
-        Fabric(kind=kind).resolved(ranks)
-        print(f"{kind:>9}: works")
-    except ValueError as refused:
-        print(f"{kind:>9}: {refused}")
-print("This lab uses:", Fabric("1GbE", kind=fabric).resolved(ranks).kind)
+found, facts = fabrics.examine()
+print(f"torch {torch.__version__}, {os.cpu_count()} CPU cores, {torch.cuda.device_count()} CUDA devices")
+for each in found:
+    print(f"{each.title:>13}: {each.value}; {each.detail}" + (f" ({each.remedy})" if each.remedy else ""))
+print(f"this lab uses: {Fabric('1GbE', kind=fabric).resolved(ranks).kind}")
 
 # %% [markdown] id="doctor-seen"
 # - `nccl`: real GPU links.
 # - `shaped`: the kernel limits the rate. Each rank lives in a network namespace of its own.
 # - `paced`: our own code limits the rate. It works everywhere, and every lab runs on it.
-# - `loopback`: no limit. Fast, and no lesson.
+# - `loopback`: no limit. Its rate is the ceiling of this machine; a wire cannot be faster here.
 #
 # ## Predict
 #

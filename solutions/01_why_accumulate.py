@@ -181,6 +181,16 @@ lab.check("1.1", accumulation_steps)
 # %% [markdown] id="steps-hint"
 # Stuck? `lab.hint("1.1")` gives a first step, and a further one each time you run it.
 #
+# Here is what your function says to some batches that somebody may ask for.
+
+# %% id="steps-asked"
+for asked in ((1024, 4, 8), (1000, 4, 8), (1024, 4, 6), (16, 4, 8), (1024, 0, 8)):
+    try:
+        print(asked, "→", accumulation_steps(*asked))
+    except ValueError as refused:
+        print(asked, "→ refused:", refused)
+
+# %% [markdown] id="zero-exercise"
 # ## Exercise 1.2 · bytes per rank by ZeRO stage (6 min)
 #
 # With plain data parallelism, stage 0, all D copies hold all the state. ZeRO divides it evenly over the D ranks, one
@@ -349,8 +359,8 @@ memory(formula=bars, limit_bytes=80e9, title="Seven ways to put 7B on 64 A100", 
 # The last column is not ours: it is what [calculon](https://github.com/calculon-ai/calculon), an analytical model of
 # others, says for the same cluster, where it was asked. Two things stand out.
 #
-# - With D = 8 the memory is easy, and the *tensor-parallel* bytes are enormous: they are sent in every layer of every
-#   micro-step, and N is 32. The gradient, which this course is about, is the small number there.
+# - With D = 8 the memory is easy. But where layers are shared (T above 1), the bytes are enormous: they are sent in
+#   every layer of every micro-step, and N is 32. The gradient, which this course is about, is the small number there.
 # - D = 8 is the slow choice. With D = 32 or 64 the same batch needs N = 8 or 4. That sends more gradient and far fewer
 #   activations. Lab 13 plans this cluster in earnest.
 #

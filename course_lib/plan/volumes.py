@@ -107,11 +107,7 @@ def expert_parallel_bytes(A: float, n: int, layers: int, N: int, *, experts_per_
 
 def _whole(name: str, value: object, what: str) -> None:
     """Refuse what does not count things: 2.5, True, 0, -8, "8". Integers of other types (numpy's) are fine."""
-    try:
-        number = 0 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = 0
-    if number == 0 and (isinstance(value, bool) or not hasattr(value, "__index__")):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise Impossible(f"{name} = {value!r}: the {what} is a whole number")
-    if number < 1:
+    if index(value) < 1:
         raise Impossible(f"{name} = {value}: the {what} is 1 at least")
