@@ -72,7 +72,7 @@ lab.predict("3.exposed", "Exposed milliseconds of an update with N = 8, against 
 lab.predict("3.share", "Which part of the step is exposed with N = 8?", unit="%")
 
 # %% [markdown] id="sync-text"
-# ## Exercise 3.1 · no_sync (10 min)
+# ## Exercise 3.1 · no_sync (8 min)
 #
 # Write the switch. `all_reduce()` averages all gradients over the ranks, blocking. Your class is told when a forward
 # begins and when a backward has ended:
@@ -191,7 +191,7 @@ sliders(drawn, {"N": "micro-steps N", "gbit": "link, Gbit/s", "latency_ms": "lat
         send=("once", ["once", "every micro-step"]))
 
 # %% [markdown] id="ragged-text"
-# ## Exercise 3.2 · the loss of a window (10 min)
+# ## Exercise 3.2 · the loss of a window (8 min)
 #
 # Splitting a batch must not change the update. With equal micro-batches it is enough to divide each mean loss by N.
 # Real text is *ragged*: micro-batches, and ranks, have different numbers of tokens that count. The update wanted is
@@ -215,7 +215,7 @@ def window_factors(my_counts, ranks, all_reduce_sum):
 lab.check("3.2", window_factors)
 
 # %% [markdown] id="epoch-text"
-# ## Exercise 3.3 · the last short window (6 min)
+# ## Exercise 3.3 · the last short window (5 min)
 #
 # An epoch has 1000 micro-batches and N is 16. The last window has 8. Write
 # `train_epoch(batches, N, micro_step, update)`, called once an epoch:
@@ -239,7 +239,7 @@ def train_epoch(batches, N, micro_step, update):
 lab.check("3.3", train_epoch)
 
 # %% [markdown] id="clip-text"
-# ## Exercise 3.4 · clip at the right place (6 min)
+# ## Exercise 3.4 · clip at the right place (5 min)
 #
 # Clipping scales the gradient so that its norm over all parameters together, the *global* norm, is at most `max_norm`.
 # Write `clipped_update(params, N, micro_step, synchronise, step, max_norm)`:

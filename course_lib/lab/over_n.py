@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Values = Mapping[int, tuple[float, float]]
 """By N: exposed milliseconds of an update, and the same as a part of the step (0 to 1)."""
 
-WIDTH, HEIGHT, LEFT, TOP, GAP = 700, 260, 46, 62, 66
+WIDTH, HEIGHT, LEFT, TOP, GAP = 700, 250, 46, 50, 66
 
 
 def over_n(predicted: Values, measured: Values, *, provenance: str = "", dark: bool = False) -> Picture:

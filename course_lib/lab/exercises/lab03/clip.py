@@ -79,7 +79,7 @@ class Case(NamedTuple):
         return f"{said}: the mean gradient has norm {_norm(whole):.4g}; the optimizers saw gradients of norm {seen}"
 
 
-@exercise("3.4", title="clip at the right place", minutes=6, needs="clipped_update", hints=HINTS, mistakes=MISTAKES)
+@exercise("3.4", title="clip at the right place", minutes=5, needs="clipped_update", hints=HINTS, mistakes=MISTAKES)
 def clip_at_the_right_place(answer: Callable, draw: random.Random) -> Verdict:
     """Rows over updates whose gradient is longer than max_norm, and over others whose is not."""
     long, fine = ([_played(answer, draw, clips) for _ in range(6)] for clips in (True, False))

@@ -70,7 +70,7 @@ class Case(NamedTuple):
         return f"{self.length} batches, N={self.N}, two epochs: updates (batch·factor) {' '.join(each) or 'none'}{left}"
 
 
-@exercise("3.3", title="the last short window", minutes=6, needs="train_epoch", hints=HINTS, mistakes=MISTAKES)
+@exercise("3.3", title="the last short window", minutes=5, needs="train_epoch", hints=HINTS, mistakes=MISTAKES)
 def the_last_short_window(answer: Callable, draw: random.Random) -> Verdict:
     """Rows over two epochs each, of lengths that N divides and of others."""
     whole = [_played(answer, N * draw.randint(1, 3), N) for N in (1, 2, 3, 4)]

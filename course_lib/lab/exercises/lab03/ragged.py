@@ -78,7 +78,7 @@ class Case(NamedTuple):
         return f"counts {self.counts} gave {found}, and {right} is right"
 
 
-@exercise("3.2", title="the loss of a window", minutes=10, needs="window_factors", hints=HINTS, mistakes=MISTAKES)
+@exercise("3.2", title="the loss of a window", minutes=8, needs="window_factors", hints=HINTS, mistakes=MISTAKES)
 def normalise_a_window(answer: Callable, draw: random.Random) -> Verdict:
     """Rows over windows whose counts are equal, ragged across micro-batches, and ragged across ranks."""
     cases: dict[str, list[Case]] = {}

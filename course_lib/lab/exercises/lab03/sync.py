@@ -76,7 +76,7 @@ class Case(NamedTuple):
         return f"{_text(self.script)}: backward {marks}{lost}"
 
 
-@exercise("3.1", title="no_sync", minutes=10, needs="GradientSync", hints=HINTS, mistakes=MISTAKES, kind="class")
+@exercise("3.1", title="no_sync", minutes=8, needs="GradientSync", hints=HINTS, mistakes=MISTAKES, kind="class")
 def send_once(answer: type, draw: random.Random) -> Verdict:
     """Rows over windows of one to eight micro-steps, and over what goes wrong around them."""
     for name in ("no_sync", "before_forward", "after_backward", "inside_no_sync"):
