@@ -103,7 +103,7 @@ class CourseEngine(Engine):
             flooded, code = client.flooded, client.exit_code()
             cls.report["outcome"] = "output_flood" if flooded else "early_exit" if code in (0, 1) else "kernel_died"
             cls.report["code"] = code
-            if not cell.execution_count:
+            if cls.report["outcome"] == "early_exit" and not cell.execution_count:  # the cell before it left
                 cls.report["last"] = cls.report["completed"][-1] if cls.report["completed"] else None
             return False
         if client.flooded:
