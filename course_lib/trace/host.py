@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from course_lib.labels import emulated_work
 from course_lib.timeline import Span
 from course_lib.trace.classify import dispatches, host_communication, wire_transfer
 from course_lib.trace.collectives import element_size
@@ -15,7 +16,6 @@ CpuRule = Literal["leaf", "outer"]
 operator that itself computes with all that it calls, as the course's own live capture does. A matrix product calls a
 few bookkeeping operators (`aten::resolve_conj`), so `leaf` leaves it out and is the lower bound of the compute."""
 
-EMULATED = "emulated::"
 _OPERATORS = ("aten::", "mkldnn::", "quantized::", "torch::")
 _BACKWARD = "autograd::engine::evaluate_function"
 
@@ -36,8 +36,8 @@ def wire_spans(rank: int, events: Events) -> list[Span]:
 
 def emulated_spans(rank: int, events: Events) -> list[Span]:
     """What an emulated device reports of itself; it is all the compute there is."""
-    return [Span(rank, "compute", "device", e.name.removeprefix(EMULATED), e.start, e.stop)
-            for e in (*events.annotations, *events.operators) if e.name.startswith(EMULATED)]
+    found = (emulated_work(e.name, e.start, e.stop) for e in (*events.annotations, *events.operators))
+    return [Span(rank, "compute", "device", *work) for work in found if work is not None]
 
 
 def cpu_spans(rank: int, events: Events, rule: CpuRule) -> list[Span]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from course_lib.labels import EMULATED
 from course_lib.overlap import WORK, Row, report
 from course_lib.timeline import Span, Timeline, intersect, length, union
 from course_lib.trace import ranks
@@ -16,7 +17,7 @@ from course_lib.trace.device import device_spans, missing_kernels, unseen_collec
 from course_lib.trace.events import Event, Events, collect
 from course_lib.trace.facts import Facts
 from course_lib.trace.files import sources
-from course_lib.trace.host import EMULATED, CpuRule, backward, cpu_spans, emulated_spans, wire_spans
+from course_lib.trace.host import CpuRule, backward, cpu_spans, emulated_spans, wire_spans
 from course_lib.trace.note import Note, TraceError
 from course_lib.trace.parse import Document, parse
 from course_lib.trace.steps import Steps, find_steps, spread

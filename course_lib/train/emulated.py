@@ -17,6 +17,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from course_lib import record
+from course_lib.labels import emulated_label
 from course_lib.record import now
 
 MB = 2**20
@@ -41,7 +42,7 @@ class DeviceClock:
         """Block for `duration_ns` of device time; record it as compute on lane `device`."""
         start = max(self.busy_until, now() - _SLACK_NS)
         self.busy_until = stop = start + duration_ns
-        with record_function(f"emulated::{name}"):
+        with record_function(emulated_label(name, duration_ns)):
             if (left := stop - now()) > 0:
                 time.sleep(left / 1e9)
         if (recorder := record.active()) is not None:

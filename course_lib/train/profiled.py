@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from course_lib.labels import EMULATED, emulated_work
 from course_lib.timeline import Span, Timeline
 
 _WIRE = re.compile(r"wire::(\w+) bytes=(\d+)(?: bucket=(\d+))?")
 _STEP = "course::step "
-_EMULATED = "emulated::"
 _OPERATORS = ("aten::", "mkldnn::", "quantized::", "torch::")
 
 
@@ -56,7 +56,7 @@ def profiled(trace: str | Path | None = None) -> Iterator[Capture]:
         prof.export_chrome_trace(str(trace))
     events = [(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.start_thread_id())
               for e in prof.profiler.kineto_results.events() if e.device_type() == torch.autograd.DeviceType.CPU]
-    emulated = any(name.startswith(_EMULATED) for name, *_ in events)
+    emulated = any(name.startswith(EMULATED) for name, *_ in events)
     if emulated:
         capture.provenance = "measured (real wires, emulated device)"
     capture.spans += _steps_and_wire(rank, events)
@@ -73,9 +73,9 @@ def _steps_and_wire(rank: int, events: list[tuple[str, int, int, int]]) -> Itera
 
 
 def _emulated(rank: int, events: list[tuple[str, int, int, int]]) -> Iterator[Span]:
-    for name, start, stop, _ in events:
-        if name.startswith(_EMULATED):
-            yield Span(rank, "compute", "device", name.removeprefix(_EMULATED), start, stop)
+    for label, start, stop, _ in events:
+        if (work := emulated_work(label, start, stop)) is not None:
+            yield Span(rank, "compute", "device", *work)
 
 
 def _operators(rank: int, events: list[tuple[str, int, int, int]]) -> Iterator[Span]:
