@@ -11,7 +11,7 @@ from course_lib.train.bucketed import Bucketed
 from course_lib.train.control import SynchronizationError
 from course_lib.train.ddp import wrap
 from tests.train.cases import make_model, make_optimizer, state
-from tests.train.test_windows import inputs
+from tests.train.on_ranks import inputs
 
 PAIRS = ([0, 1], [2, 3])
 
