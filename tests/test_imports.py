@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-WITHOUT_TORCH = ["", "cli", "timeline", "overlap", "record", "simulate", "plan", "trace", "show", "lab", "lab.build", "doctor"]
+WITHOUT_TORCH = ["", "cli", "timeline", "overlap", "record", "simulate", "plan", "trace", "show", "lab", "lab.build",
+                 "doctor"]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -178,7 +178,8 @@ def _times(spans: Iterable[Span]) -> np.ndarray:
 
 def _waits(found: Report) -> dict[tuple[int, int, int, str, int], int]:
     """Nanoseconds that a rank's k-th collective of a step, bucket and name waited for the last rank."""
-    return {(rank, c.step, c.bucket, c.name, c.sequence): wait for c in found.collectives for rank, wait in c.wait or ()}
+    return {(rank, c.step, c.bucket, c.name, c.sequence): wait
+            for c in found.collectives for rank, wait in c.wait or ()}
 
 
 def _wire_bars(spans: list[Span], compute: np.ndarray, waits: dict) -> list[tuple[Span, tuple[Piece, ...]]]:

@@ -26,9 +26,10 @@ def words(picture) -> list[str]:
 
 def test_the_numbers_of_a_hand_made_run():
     picture = review(steps(), title="Review")
-    assert picture.words == "Review: communication 60% of the step, exposed 40%; compute busy 60%; step time varies by 0.0%."
+    assert picture.words == ("Review: communication 60% of the step, exposed 40%; compute busy 60%; "
+                             "step time varies by 0.0%.")
     assert "40 %" in words(picture) and "60 %" in words(picture) and "simulated" in words(picture)
-    shares, busy, variation = picture.axes
+    shares, _busy, variation = picture.axes
     heights = [round(bar.get_height(), 6) for bar in shares.patches]
     assert heights == [0.2, 0.4] * 3  # hidden below, exposed above
     assert shares.patches[1].get_hatch()
