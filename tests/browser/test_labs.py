@@ -6,9 +6,8 @@ import nbformat
 import pytest
 
 from course_lib.lab.notebook import read_solution
-from tests.browser.conftest import REPOSITORY
+from tests.test_labs import REPOSITORY, SOLUTIONS, only_shown
 
-SOLUTIONS = sorted((REPOSITORY / "solutions").glob("[0-9][0-9]_*.py"))
 KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 CELLS = "window.jupyterapp.shell.currentWidget.content.widgets"
 
@@ -30,7 +29,7 @@ def outputs(browser) -> list[dict]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("solution", only_shown(SOLUTIONS))
 def test_solution_runs_in_jupyterlab_and_its_sliders_are_alive(browser, lab, wait_for, solution):
     from selenium.webdriver.common.keys import Keys
     notebook = read_solution(solution)
@@ -44,6 +43,8 @@ def test_solution_runs_in_jupyterlab_and_its_sliders_are_alive(browser, lab, wai
     ran = browser.execute_script(f"return {CELLS}.filter(c => c.model.type === 'code' && "
                                  "c.model.sharedModel.getSource().trim()).map(c => c.model.executionCount)")
     assert all(ran)
+    if not any("show.explore(" in c.source for c in notebook.cells):
+        return
     slider = "document.querySelector('.course-timeline input[type=range]')"
     browser.execute_script(f"{CELLS}.forEach(c => c.node.scrollIntoView && 0); {slider}?.scrollIntoView()")
     wait_for(lambda: browser.execute_script(f"return {slider} != null"), 30, "the sliders")
