@@ -173,10 +173,10 @@ def model():
     from course_lib.train.emulated import equal
     return equal(layers=16, mb=1.0, forward_ms=2.5, backward_ms=5.0)
 
-both = compare(model, {"after": ("no_sync", {}), "during": ("bucketed", {"bucket_mb": 2})}, ranks=ranks,
-               fabric=Fabric("1GbE", kind=fabric), repeats=3 if quick else 7)
+variants = {"after": ("no_sync", {}), "during": ("bucketed", {"bucket_mb": 2}), "stock DDP": ("ddp", {})}
+runs = compare(model, variants, ranks=ranks, fabric=Fabric("1GbE", kind=fabric), repeats=3 if quick else 7)
 lab.compare("0.against_backward", round(100 * measured["1GbE"] / 80e-3))
-show.figure(both["after"].timeline, title="One all-reduce after the backward pass", width_px=700)
+show.figure(runs["after"].timeline, title="One all-reduce after the backward pass", width_px=700)
 
 # %% [markdown] id="first-read"
 # **How to read it.** Time goes to the right. Each rank has two lanes. *Compute* is blue. The *wire* shows when this
@@ -210,7 +210,7 @@ lab.check("0.2", exposed_ms)
 # piece leaves as soon as backward has produced it. Before you look at the numbers: where is the waiting now?
 
 # %% id="second" tags=["picture"]
-show.figure(both["during"].timeline, title="The same bytes, sent while backward runs", width_px=700)
+show.figure(runs["during"].timeline, title="The same bytes, sent while backward runs", width_px=700)
 
 # %% [markdown] id="count-text"
 # Green is communication with compute beside it: hidden. It costs bytes and time on the wire, but nobody waits for it.
@@ -225,7 +225,8 @@ def whole_ms(timeline, kind):
     return [(round((s.start - begin) / 1e6), round((s.stop - begin) / 1e6))
             for s in timeline.select(rank=0, kind=kind, step=0)]
 
-for name, one in both.items():
+for name in ("after", "during"):
+    one = runs[name]
     compute, comm = whole_ms(one.timeline, "compute"), whole_ms(one.timeline, "comm")
     found = report(one.timeline)
     row = next(row for row in found.rows if (row.rank, row.step) == (0, 0))
@@ -252,6 +253,16 @@ for name, one in both.items():
 # model = torch.nn.parallel.DistributedDataParallel(model)  # sends buckets while backward runs
 # ```
 #
+# `DistributedDataParallel` with its defaults ran on the same ranks, in alternation with the two runs above.
+
+# %% id="twin"
+for name in ("after", "during", "stock DDP"):
+    print(f"{name:>9}: step {runs[name].median_s * 1e3:.0f} ms, exposed {runs[name].exposed_s * 1e3:.0f} ms")
+
+# %% [markdown] id="twin-why"
+# DDP sends its first bucket early, too. The others are as large as 25 MB by default, so here nearly all of the gradient
+# is one bucket, and that one cannot leave before backward has ended. Lab 04 is about the size.
+#
 # ## Pitfalls
 #
 # - **The first collective is slow.** It makes the connections. Never time it.
@@ -267,7 +278,7 @@ for name, one in both.items():
 # does meanwhile, and whether the steps are alike.
 
 # %% id="review"
-lab.review(both["during"].timeline)
+lab.review(runs["during"].timeline)
 
 # %% [markdown] id="summary"
 # ## What to carry away

@@ -254,7 +254,19 @@ def bytes_per_update(kind, n, N, G, A, layers):
 # %% id="traffic-check"
 lab.check("1.3", bytes_per_update)
 
+# %% [markdown] id="traffic-kinds"
+# For 7B on eight ranks, each kind of sharing alone, your function says:
+
+# %% id="traffic-seven"
+A = 4 * seven.length * seven.width * 2  # a micro-batch of 4, bf16
+for kind, layers in (("DP", 32), ("TP", 32), ("PP", 4), ("EP", 32)):
+    once, many = (bytes_per_update(kind, 8, N, 2 * seven.parameters, A, layers) for N in (1, 32))
+    print(f"{kind}: N = 1 {said(once):>8}, N = 32 {said(many):>8}")
+
 # %% [markdown] id="real-text"
+# EP is counted as if every layer had experts, and each token went to one. Three of the four grow with N. The exception
+# is the gradient.
+#
 # ## On real ranks
 #
 # Does your number for DP come out on a wire? Two ranks run updates of four micro-steps, on a model with 8 MB of
@@ -284,12 +296,13 @@ def updates_on_rank(repeats):
             module.finish_gradient_synchronization()
         return Step(step, lambda: module.zero_grad(set_to_none=False))
 
-    steps = {"every": update(wrap("serial", model(), flat=True), False), "once": update(wrap("no_sync", model()), True)}
+    steps = {"every": update(wrap("serial", model(), flat=True), False), "once": update(wrap("no_sync", model()), True),
+             "stock DDP": update(wrap("ddp", model()), True)}
     return alternate(steps, repeats, provenance=f"{emulated.PROVENANCE}, {context().spec.provenance}")
 
 rows = run(updates_on_rank, 3 if quick else 7, ranks=ranks, fabric=Fabric("1GbE", kind=fabric))
 runs = {name: Measured(name, tuple(rows[0][0][name]), Timeline.merge(lines[name] for _, lines in rows))
-        for name in ("every", "once")}
+        for name in rows[0][0]}
 ring = 2 * (ranks - 1) / ranks
 for name, N in (("every", 4), ("once", 1)):
     carried = ring * sum(span.bytes for span in runs[name].timeline.select(rank=0, kind="comm", step=0))
@@ -335,7 +348,7 @@ lab.predict("1.factor", "D = 8, but there are 64 GPUs. What is the other factor 
 # %% [markdown] id="factor-text"
 # The table does not say. But D·b·N = 8·4·32 is already all of B: further copies or micro-batches would make the batch
 # larger. So each of the 8 copies is spread over 8 GPUs: T·P = 8. There are four ways to do that. Here they are, and
-# below them two ways without it.
+# below them three others for the same 64 GPUs and the same B.
 
 # %% id="factor"
 lab.compare("1.factor", "it shares one copy of the model")
@@ -362,15 +375,16 @@ memory(formula=bars, limit_bytes=80e9, title="Seven ways to put 7B on 64 A100", 
 # - With D = 8 the memory is easy. But where layers are shared (T above 1), the bytes are enormous: they are sent in
 #   every layer of every micro-step, and N is 32. The gradient, which this course is about, is the small number there.
 # - D = 8 is the slow choice. With D = 32 or 64 the same batch needs N = 8 or 4. That sends more gradient and far fewer
-#   activations. Lab 13 plans this cluster in earnest.
+#   activations. (With D = 64, ZeRO-1 and recomputation, calculon says 7.33 s.) Lab 13 plans this cluster in earnest.
 #
 # The memory here leaves out buffers and fragmentation; it counts fused attention, no dropout, no recomputation. On 64
 # plain copies (T 1, P 1) the model does not fit; dividing only the optimizer state already makes it.
 #
 # ## Move the sliders
 #
-# Make N large, and look at which numbers follow it. Then make it small by raising D. Which combination fits 80 GB and
-# sends the fewest bytes? Impossible ones are refused, by your function.
+# Make N large by raising B, and look at which numbers follow it. Then make it small by raising D. Which combination
+# fits 80 GB and sends the fewest bytes? And why do the bytes of TP stay where they are when you change b? Impossible
+# batches are refused, by your function.
 
 # %% id="slider"
 def plan(B, b, T, P, stage):
@@ -405,6 +419,9 @@ print(f"Megatron-LM:  --global-batch-size {B} --micro-batch-size {b} --tensor-mo
 print(f'DeepSpeed:    {{"train_batch_size": {B}, "train_micro_batch_size_per_gpu": {b}, '
       f'"gradient_accumulation_steps": {N}}}')
 print(f"PyTorch DDP:  with model.no_sync(): … {N - 1} micro-steps …; then one without")
+carried = ring * sum(span.bytes for span in runs["stock DDP"].timeline.select(rank=0, kind="comm", step=0))
+print(f"stock DDP on the ranks above, no_sync around three of four micro-steps: carried {carried / MB:.0f} MB, "
+      f"step {runs['stock DDP'].median_s * 1e3:.0f} ms")
 
 # %% [markdown] id="twin-why"
 # On a GPU, `torch.cuda.max_memory_allocated()` gives the peak, and `torch.cuda.memory._record_memory_history()` with
@@ -419,8 +436,9 @@ print(f"PyTorch DDP:  with model.no_sync(): … {N - 1} micro-steps …; then on
 # - **The fp32 copy is easily forgotten.** bf16 weights do not make the state a half: of 16 bytes a parameter, 12 belong
 #   to the optimizer.
 # - **"2·S for an all-reduce"** is a limit for many ranks. On two ranks it is S.
-# - **Accumulation multiplies activation traffic.** What TP, PP and EP send, they send in every micro-step. Only the
-#   gradient is sent once, and with ZeRO-2 and 3 not even that: sharded gradients are reduced in every micro-step.
+# - **Accumulation does not save activation traffic.** TP, PP and EP send in every micro-step, N times A. Half the b is
+#   half the A and twice the N: every sample's activations cross the wire, however you cut the batch. Only the gradient
+#   is sent once, and with ZeRO-2 and 3 not even that: sharded gradients are reduced in every micro-step.
 # - **A larger N is not a faster run.** It makes the gradient's *share* of the step smaller by making the step longer.
 #
 # ## Review
@@ -435,7 +453,7 @@ lab.review(runs["once"].timeline)
 #
 # - **N = B/(b·D)**, whole, or refused.
 # - N buys batch with time, not with memory of weights: activations follow b, the rest follows the parameters.
-# - Per update the gradient is sent once; what TP, PP and EP send is multiplied by N.
+# - Per update the gradient is sent once; what TP, PP and EP send, they send in every one of the N micro-steps.
 # - A configuration is complete only when all factors of the number of GPUs have a job.
 #
 # **For your notes.** A colleague has 16 GPUs, B = 512, b = 8, D = 16, and runs out of memory by a little. They propose
