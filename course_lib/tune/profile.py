@@ -1,4 +1,4 @@
-"""One measured run of a model: when each gradient is ready, and how long forward and backward take."""
+"""When each gradient of a model is ready, and how long forward and backward take."""
 
 from __future__ import annotations
 
@@ -15,42 +15,58 @@ from course_lib.record import now
 from course_lib.simulate.buckets import GradientProfile
 
 
+class Observer:
+    """Watches micro-steps of a module that communicates nothing, on one rank. `profile()` sums them up.
+
+    Raises `ValueError` if no parameter requires a gradient; a parameter that gets none is named by
+    `micro_step`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._params = {p: name for name, p in module.named_parameters() if p.requires_grad and p.numel()}
+        if not self._params:
+            raise ValueError("no parameter of the model requires a gradient: nothing to reduce, nothing to tune")
+        self._rows: list[list[int]] = []
+        self._at: dict[nn.Parameter, int] = {}
+        for p in self._params:
+            p.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, param: nn.Parameter) -> None:
+        self._at[param] = now()
+
+    def micro_step(self, forward: Callable[[], Any]) -> None:
+        """`forward()` returns the loss; its backward runs here. Last use of a parameter counts."""
+        self._at.clear()
+        begin = now()
+        loss = forward()
+        middle = now()
+        loss.backward()
+        end = now()
+        if missing := [name for p, name in self._params.items() if p not in self._at]:
+            raise ValueError(f"no gradient reached {', '.join(missing[:3])}: freeze what is unused before tuning")
+        self._rows.append([*(self._at[p] - middle for p in self._params), middle - begin, end - middle])
+
+    def profile(self, micro_steps: int, skip: int = 1) -> GradientProfile:
+        """Medians over the micro-steps seen after the first `skip`, then the maximum over ranks, because a
+        bucket leaves when the slowest rank has it. Collective call; all ranks get the same."""
+        columns = zip(*self._rows[skip:])
+        times = torch.tensor([statistics.median(c) for c in columns], dtype=torch.float64)
+        dist.all_reduce(times, op=dist.ReduceOp.MAX, group=control_group())
+        *ready_s, tf, tb = (times * 1e-9).tolist()
+        sizes = [p.numel() * p.element_size() for p in self._params]
+        return GradientProfile.sorted(list(self._params.values()), sizes, ready_s, tf, tb, N=micro_steps)
+
+
 def gradient_profile(module: nn.Module, micro_step: Callable[[nn.Module], Any], repeats: int = 7,
                      micro_steps: int = 1) -> GradientProfile:
-    """Profile `module` on every rank of a run, without communication. Collective call; all ranks get the same.
+    """Profile `module` on every rank of a run, without communication. Collective call.
 
-    `micro_step(module)` runs one forward and returns the loss. Times are medians over `repeats` on each
-    rank, then the maximum over ranks, because a bucket leaves when the slowest rank has it. Raises
-    `ValueError` if no parameter requires a gradient or one got none.
+    `micro_step(module)` runs one forward and returns the loss. Raises `ValueError` as `Observer` does.
     """
-    params = {p: name for name, p in module.named_parameters() if p.requires_grad and p.numel()}
-    if not params:
-        raise ValueError("no parameter of the model requires a gradient: nothing to reduce, nothing to tune")
-    ready: dict[nn.Parameter, list[int]] = {p: [] for p in params}
-    forward, backward = [], []
-    handles = [p.register_post_accumulate_grad_hook(lambda p: ready[p].append(now())) for p in params]
-    try:
-        for _ in range(repeats + 1):
-            module.zero_grad(set_to_none=False)
-            dist.barrier(control_group())
-            begin = now()
-            loss = micro_step(module)
-            middle = now()
-            loss.backward()
-            end = now()
-            missing = [params[p] for p in params if len(ready[p]) <= len(forward)]
-            if missing:
-                raise ValueError(f"no gradient reached {', '.join(missing[:3])}: freeze what is unused before tuning")
-            for p in params:
-                ready[p][len(forward):] = [ready[p][-1] - middle]
-            forward.append(middle - begin)
-            backward.append(end - middle)
-    finally:
-        for handle in handles:
-            handle.remove()
-        module.zero_grad()
-    times = torch.tensor([statistics.median(r[1:]) for r in (*ready.values(), forward, backward)], dtype=torch.float64)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=control_group())
-    *ready_s, tf, tb = (times * 1e-9).tolist()
-    sizes = [p.numel() * p.element_size() for p in params]
-    return GradientProfile.sorted(list(params.values()), sizes, ready_s, tf, tb, N=micro_steps)
+    observer = Observer(module)
+    for _ in range(repeats + 1):
+        module.zero_grad(set_to_none=False)
+        dist.barrier(control_group())
+        observer.micro_step(lambda: micro_step(module))
+    return observer.profile(micro_steps)

@@ -164,21 +164,25 @@ def _compare_on_rank(model, variants, micro_steps, repeats, micro_step):
 
 
 def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
-    """The rank's side of `sweep`: profile, fit, plan, then everything in alternation."""
+    """The rank's side of `sweep`: profile, fit and plan, then everything in alternation, then the costs of it."""
     import torch.distributed as dist
 
-    from course_lib.launch.measure import measure
+    from course_lib.launch import control_group
+    from course_lib.launch.measure import fit, measure
     from course_lib.tune.alternate import alternate
-    from course_lib.tune.profile import gradient_profile
     from course_lib.tune.update import Updates
 
     updates = Updates(model, micro_step, micro_steps)
-    profile = gradient_profile(updates.bare, micro_step, micro_steps=micro_steps)
-    sizes = (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, profile.total_bytes)
-    link = measure(sizes=sorted({min(s, profile.total_bytes) for s in sizes}))
-    chosen = [best_plan(profile, link)]
+    compute = updates.compute()
+    for _ in range(3):
+        compute.prepare()
+        dist.barrier(control_group())
+        compute.run()
+    profile = updates.observer.profile(micro_steps)
+    sizes = sorted({min(s, profile.total_bytes) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, profile.total_bytes)})
+    chosen = [best_plan(profile, measure(sizes=sizes, repeats=2))]
     dist.broadcast_object_list(chosen, 0)
-    steps = {"compute": updates.compute(), "comm": updates.communication(profile.total_bytes),
+    steps = {"compute": compute, "comm": updates.communication(profile.total_bytes),
              "serial": updates.of("no_sync", {})}
     for cap in caps_mb:
         steps[label(cap)] = updates.of("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})
@@ -186,4 +190,13 @@ def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
     for cap in ddp:
         options = {} if cap == "default" else {"bucket_mb": cap, "first_bucket_mb": None}
         steps[f"ddp {cap if cap == 'default' else label(cap)}"] = updates.of("ddp", options)
-    return profile, link, chosen[0], alternate(steps, repeats, provenance=updates.provenance)
+    # The first profile and fit only made the plan. What it is judged by comes from the same rounds as the runs, so
+    # that a moment in which the machine was busy cannot spoil one and spare the other.
+    trains = {f"train {s}": (s, max(2, min(6, profile.total_bytes // s))) for s in sizes[:-1] or sizes}
+    steps |= {name: updates.train(*train) for name, train in trains.items()}
+    seconds, timelines = alternate(steps, repeats, provenance=updates.provenance)
+    times = [statistics.median(seconds.pop(name)) / length for name, (_, length) in trains.items()]
+    for name in trains:
+        del timelines[name]
+    link = LinkCost(*fit([size for size, _ in trains.values()], times))
+    return updates.observer.profile(micro_steps, skip=3 * micro_steps), link, chosen[0], (seconds, timelines)

@@ -14,6 +14,7 @@ from course_lib.train import emulated
 from course_lib.train.ddp import wrap
 from course_lib.train.phases import Phases
 from course_lib.tune.alternate import Step
+from course_lib.tune.profile import Observer
 
 
 class Updates:
@@ -23,9 +24,9 @@ class Updates:
     def __init__(self, model: Callable[[], nn.Module], micro_step: Callable[[nn.Module], Any],
                  micro_steps: int) -> None:
         self._model, self._micro_step, self._micro_steps = model, micro_step, micro_steps
-        self.bare = model()
-        self._emulates = isinstance(self.bare, emulated.Emulated)
-        self._bare_phases = self._phases(self.bare)
+        self._bare = model()
+        self._emulates = isinstance(self._bare, emulated.Emulated)
+        self.observer = Observer(self._bare)
         kind = emulated.PROVENANCE if self._emulates else "measured (cpu)"
         self.provenance = f"{kind}, {context().spec.provenance}"
 
@@ -44,12 +45,23 @@ class Updates:
         return Step(step, lambda: wrapped.zero_grad(set_to_none=False))
 
     def compute(self) -> Step:
-        """The same work without any communication."""
+        """The same work without any communication; `observer` notes when its gradients are ready."""
         def step() -> None:
             for _ in range(self._micro_steps):
-                self._backward(self.bare, self._bare_phases)
+                self.observer.micro_step(lambda: self._micro_step(self._bare) / self._micro_steps)
 
-        return Step(step, lambda: self.bare.zero_grad(set_to_none=False))
+        return Step(step, lambda: self._bare.zero_grad(set_to_none=False))
+
+    @staticmethod
+    def train(nbytes: int, length: int) -> Step:
+        """`length` back-to-back all-reduces of `nbytes` bytes: what one bucket costs, as buckets are sent."""
+        buffer = torch.zeros(nbytes // 4)
+
+        def step() -> None:
+            for work in [dist.all_reduce(buffer, async_op=True) for _ in range(length)]:
+                work.wait()
+
+        return Step(step)
 
     @staticmethod
     def communication(nbytes: int) -> Step:
