@@ -157,7 +157,8 @@ lab.check("2.2", predict_baseline)
 # Your function runs on real ranks after each of the four backward passes. Three other ways to send the same gradients
 # run in alternation with it, so that a busy moment of your machine hits all of them alike; they come later. a and β are
 # fitted once more in the same alternation, from all-reduces that are waited for one by one, as yours are: a prediction
-# and its measurement belong to one state of the machine.
+# and its measurement belong to one state of the machine. a comes out larger than the 2 ms by order, because waking the
+# ranks on a few busy cores is part of it.
 
 # %% id="own"
 runs = baselines(model, average_gradients, ranks=ranks, fabric=wire, micro_steps=N, repeats=repeats)
@@ -203,6 +204,9 @@ lab.compare("2.ratio", round(ratio, 2))
 # Vermilion, hatched: communication that nothing hides. A yellow outline: the rank waits there for the other one, which
 # enters the collective later. The outline above the lanes is what a and β predict. A hairline of green is no overlap:
 # the emulated device may date its work back by up to 2 ms, as a queue in front of a real one would.
+#
+# A blocking collective is as late as its latest rank. With one a parameter there are many chances to be late, so a busy
+# machine shows here first: the measured step is then longer than predicted, and there is more yellow.
 
 # %% id="figure" tags=["picture"]
 flat = predict_serial(sizes_bytes, link, Tf, Tb, N, flat=True)
@@ -258,6 +262,9 @@ sliders(drawn, {"N": "micro-steps N", "gbit": "link, Gbit/s", "latency_ms": "lat
 # %% [markdown] id="slider-why"
 # The share does not fall with N. Every micro-step brings its own compute and its own communication, so the ratio stays.
 # Accumulation alone saves nothing on the wire, as long as you send each time. Lab 03 stops doing that.
+#
+# A faster link helps the flat way, which moves bytes. The other is mostly latency, and hardly notices. Without latency
+# the two are the same.
 #
 # ## What you would use in production
 #

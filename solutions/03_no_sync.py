@@ -460,6 +460,22 @@ for kind in ("update", "micro-step"):
     print(f"schedule stepped at every {kind}: {updates} updates in the epoch, lowest rate reached after {reached} of "
           "100 micro-batches")
 
+# %% [markdown] id="scaler-text"
+# - **With a loss scaler, unscale before you clip.** In fp16 the loss is multiplied by a large factor, and so is the
+#   gradient. Clipped first, it is as many times too small when the factor is taken out. Once an update:
+#   synchronise, unscale, clip, step. A gradient of norm 5, max_norm 1, and a factor of 2¹⁶:
+
+# %% id="scaler"
+for order in ("unscale, clip", "clip, unscale"):
+    param, factor = torch.nn.Parameter(torch.zeros(100)), 2.0**16
+    param.grad = torch.full((100,), 0.5) * factor
+    for action in order.split(", "):
+        if action == "unscale":
+            param.grad /= factor
+        else:
+            torch.nn.utils.clip_grad_norm_([param], 1.0)
+    print(f"{order}: the optimizer sees a gradient of norm {param.grad.norm().item():.2g}")
+
 # %% [markdown] id="review-text"
 # ## Review
 #

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 LIBRARY = {"one a parameter": ("serial", {}), "flat": ("serial", {"flat": True}), "DDP": ("ddp", {})}
-TRAIN = 4
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,10 @@ def _on_rank(build, average, micro_steps, repeats):
     size = max(p.numel() * p.element_size() for p in plain.parameters())
     whole = sum(p.numel() * p.element_size() for p in plain.parameters())
     sizes = sorted({size, whole // 4, whole})
+    trains = [max(2, whole // nbytes) for nbytes in sizes]
     with gradients.instant(plain):
         mean = gradients.mean_gradient(plain, micro_steps)
-    steps, worst = {f"{nbytes} bytes": _blocking(nbytes) for nbytes in sizes}, {}
+    steps, worst = {f"{nbytes} bytes": _blocking(nbytes, times) for nbytes, times in zip(sizes, trains)}, {}
     for name, (module, forward, after) in {
             "yours": _learners(build(), average),
             **{name: _strategy(wrap(kind, build(), **options)) for name, (kind, options) in LIBRARY.items()}}.items():
@@ -100,13 +100,14 @@ def _on_rank(build, average, micro_steps, repeats):
         steps[name] = step
     provenance = f"{emulated.PROVENANCE}, {context().spec.provenance}"
     seconds, lines = alternate(steps, repeats, 1, provenance)
-    costs = [statistics.median(seconds.pop(f"{nbytes} bytes")) / TRAIN for nbytes in sizes]
+    costs = [statistics.median(seconds.pop(f"{nbytes} bytes")) / times for nbytes, times in zip(sizes, trains)]
     return LinkCost(*fit(sizes, costs)), worst, seconds, lines
 
 
-def _blocking(nbytes):
-    """A step that sends `TRAIN` times and waits each time, as all of these ways do. In a train of collectives in flight
-    (`launch.measure`) the next is issued while one runs, which hides the host's share of each."""
+def _blocking(nbytes, times):
+    """A step that sends `times` times and waits each time, as these ways do. In a train of collectives in flight
+    (`launch.measure`) the next is issued while one runs, which hides the host's share of each. A long train matters
+    for small ones: the scheduler treats a rank that wakes up a hundred times otherwise than one that does so twice."""
     import torch
     import torch.distributed as dist
 
@@ -115,7 +116,7 @@ def _blocking(nbytes):
     buffer = torch.zeros(nbytes // 4)
 
     def run():
-        for _ in range(TRAIN):
+        for _ in range(times):
             dist.all_reduce(buffer)
 
     return Step(run)
