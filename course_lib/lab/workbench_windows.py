@@ -92,13 +92,19 @@ def _learners(module, GradientSync, N):
         for param, part in zip(params, (flat / ranks).split([param.numel() for param in params])):
             param.grad = part.view_as(param)
 
-    sync = GradientSync(all_reduce)
+    sync, broken = GradientSync(all_reduce), []
+
+    def told(method, shown):
+        try:
+            call(method, shown=shown)
+        except Broke as broke:
+            broken.append(broke)  # on its way out it passes the learner's own block
+            raise
 
     def micro_step(i):
-        call(sync.before_forward, shown="before_forward()")
-        loss = loss_of(module, rank, i, N)
-        loss.backward()
-        call(sync.after_backward, shown="after_backward()")
+        told(sync.before_forward, "before_forward()")
+        loss_of(module, rank, i, N).backward()
+        told(sync.after_backward, "after_backward()")
 
     def silent():
         for i in range(N - 1):
@@ -109,7 +115,7 @@ def _learners(module, GradientSync, N):
             call(sync.inside_no_sync, silent, shown="the no_sync block")
             micro_step(N - 1)
         except Broke as broke:
-            raise Fault(f"rank {rank}: {broke}") from broke
+            raise Fault(f"rank {rank}: {[*broken, broke][0]}") from broke
 
     return window
 

@@ -180,6 +180,8 @@ def _block(sync: Any, body: Callable[[], None], kept: list[bool], script: Script
     try:
         call(sync.inside_no_sync, noted, shown=f"the block in {_text(script)}")
     except Broke as broke:
+        if isinstance(broke.__cause__, Broke):  # a method that was called inside the block broke
+            raise broke.__cause__ from None
         if not (raised[0] and BAD in str(broke.__cause__)):
             raise
         return
