@@ -69,7 +69,7 @@ def attained_by_the_plan() -> Iterator[Figure]:
     """A of the planned buckets: five fresh runs at each r, equal layers and a GPT-like size profile."""
     for profile in ("equal", "gpt"):
         for r in (0.3, 0.65, 1.0):
-            found = _sweeps(profile, r, 5, caps_mb=(), repeats=9)
+            found = _sweeps(profile, r, 5, caps_mb=(), repeats=11)
             values = [s.attained().value for s in found]
             floors = [s.floor_s / s.measured["plan"].median_s for s in found]
             note = (f"runs {', '.join(f'{v:.3f}' for v in values)}; r measured "
