@@ -128,3 +128,25 @@ def test_a_fault_on_a_rank_is_one_sentence() -> None:
 
     with pytest.raises(OwnRunFailed, match=r"rank 0: average_gradients.* raised ValueError: so"):
         baselines(tiny, breaks, fabric="paced", micro_steps=1, repeats=2)
+
+
+def test_a_slider_draws_anew_and_the_start_is_in_the_stored_notebook(monkeypatch) -> None:
+    from IPython import display
+
+    from course_lib.lab import sliders as module
+    from course_lib.lab.over_n import over_n
+
+    def draw(N):
+        return over_n({}, {N: (4.0, 1 / N)})
+
+    box = module._box(draw, draw(4), {"N": "micro-steps N"}, {"N": (4, [1, 4])})
+    slider, shown = box.children
+    before = shown.value
+    slider.value = 1
+    assert shown.value != before and "N = 1: 4.0 ms" in shown.value
+
+    bundles = []
+    monkeypatch.setattr(module, "in_notebook", lambda: True)
+    monkeypatch.setattr(display, "display", lambda bundle, **options: bundles.append(bundle))
+    assert sliders(draw, N=(4, [1, 4])) is None
+    assert {"image/png", "text/plain", "application/vnd.jupyter.widget-view+json"} <= set(bundles[0])
