@@ -8,7 +8,8 @@
 # still running, and waits at the end. Then you measure which bucket size is best on this wire, compute a plan that
 # beats every fixed size, and give the same plan to stock DDP.
 #
-# About 45 minutes. Two ranks start on this machine; every byte between them crosses a real, rate-limited wire.
+# About 70 minutes, 25 more for the challenge. Two ranks start on this machine; every byte between them crosses a
+# real, rate-limited wire.
 
 # %% id="parameters" tags=["parameters"]
 ranks = 2
@@ -275,7 +276,7 @@ lab.check("4.4", rebuilt_order)
 # all of them alike. One run without communication gives the times at which the gradients are ready; with a and β that
 # is enough to *predict* every size before it is measured:
 #
-# > bucket i finishes at fᵢ = max(fᵢ₋₁, rᵢ) + a + β·Sᵢ, where rᵢ is when its last gradient is ready.
+# > bucket i finishes at fᵢ = max(fᵢ₋₁, readyᵢ) + a + β·Sᵢ, where readyᵢ is when its last gradient is complete.
 
 # %% id="sweep"
 found = sweep(load.model, caps_mb=caps_mb, ranks=ranks, fabric=wire, repeats=repeats, ddp=("default",))
@@ -417,8 +418,8 @@ for arguments in ({}, {"bucket_cap_mb": 25}):
 #   before you look at the size.
 # - **Waiting inside the hook** turns asynchronous into serial, one bucket at a time. It still gives right gradients, so
 #   no test of numbers finds it. A timeline does.
-# - **Small buckets for a slow wire** is a popular advice, and backwards: high latency wants *larger* buckets. Try it on
-#   the sliders.
+# - **Small buckets for a wire of high latency** is a popular advice, and backwards: each bucket pays a, so high latency
+#   wants *larger* ones. Try it on the sliders.
 # - **`gradient_as_bucket_view=True`** saves one copy of the gradient, as long as `.grad` keeps pointing into the
 #   bucket. `zero_grad(set_to_none=True)`, the default, breaks that, and a copy is made in every step.
 # - **A parameter that some rank does not use** leaves its bucket incomplete. DDP needs `find_unused_parameters=True`
@@ -449,9 +450,9 @@ lab.review(found.measured["plan"].timeline)
 #
 # <details><summary>A model answer</summary>
 #
-# β falls to a quarter, so the time of the last bucket is dominated by a sooner: c(S) = a + β·S. At the same number of
-# buckets each costs less, but the latencies add up as before, and they are now a larger part. So the buckets should
-# grow, to pay a less often, unless communication is already hidden entirely; then only the last bucket counts, and
-# it should stay small.
+# Here they shrink. While the wire was slower than backward, every bucket's a counted. Now the wire is faster than
+# backward and waits for gradients, so only the last bucket is exposed. The smallest size wins for which the wire still
+# keeps up: a + β·S no longer than backward takes to produce S bytes. Below that the latencies queue up again. Set the
+# link on the slider to four times its speed and look.
 #
 # </details>

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import nbformat
 
-from course_lib.grade import records
+from course_lib.grade import records, sandbox
 from course_lib.grade.judge import unjudged
 from course_lib.grade.outcome import NEEDS_A_PERSON, Judgement
 from course_lib.grade.template import Template
@@ -82,6 +82,8 @@ def grade(lab: str, place: Path, out: Path | None, *, root: Path, jobs: int = 1,
     if unknown := set(only) - {each.id for each in handed}:
         raise ValueError(f"nobody is called {', '.join(sorted(unknown))}; there are {', '.join(h.id for h in handed)}")
     handed = [each for each in handed if not only or each.id in only]
+    if sandbox.level() == sandbox.WEAK:
+        say("no sandbox can be built here; submissions run with your own rights (isolation: weak)")
     text = nbformat.writes(template.notebook, version=4)
     keys = {each.id: records.key_of(each.file.read_bytes() if each.file else b"", text) for each in handed}
     if out:

@@ -23,9 +23,6 @@ def grade_command(lab: str | None, place: Path | None, out: Path | None, *, jobs
     if require_isolation and sandbox.level() == sandbox.WEAK:
         return _refuse("no sandbox can be built here (user namespaces are missing), and --require-isolation was given",
                        batch.ENVIRONMENT)  # fmt: skip
-    if sandbox.level() == sandbox.WEAK:
-        print("course: no sandbox can be built here; submissions run with your own rights (isolation: weak)",
-              file=sys.stderr)  # fmt: skip
     try:
         root = batch.find_root()
         if self_check:

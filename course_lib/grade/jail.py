@@ -111,6 +111,8 @@ def _build_root(plan: dict) -> None:
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = plan["root"]
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=16m,mode=755")
+    os.makedirs(f"{root}/tmp")  # first: the course itself may lie below it, and a later mount would hide that
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['tmp_mb']}m,mode=1777")
     for path in plan["read_only"]:
         _bind(path, root + path, read_only=True)
     for path in plan["hidden"]:
@@ -118,10 +120,9 @@ def _build_root(plan: dict) -> None:
             _mount("tmpfs", root + path, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k,mode=755")
     for source, target in plan["writable"]:
         _bind(source, root + target, read_only=False)
-    for name in ("proc", "dev", "tmp", "run"):
+    for name in ("proc", "dev", "run"):
         os.makedirs(f"{root}/{name}", exist_ok=True)
     _mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV)
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['tmp_mb']}m,mode=1777")
     for name in DEVICES:
         _bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),

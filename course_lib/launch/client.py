@@ -68,7 +68,7 @@ def _collect(sock: socket.socket) -> list:
         while True:
             try:
                 kind, *rest = frames.receive(sock)
-            except EOFError:
+            except (EOFError, ConnectionError):
                 raise RunError("the supervisor of the run ended without a word; see the terminal") from None
             if kind == "output":
                 lines.add(*rest)

@@ -33,7 +33,8 @@ class Fabric:
 
     With `nodes` above 1, `inter` (a preset) or `inter_gbit` is the uplink of each node. `kind` is
     `shaped` (the kernel sets the rate), `paced` (the Wire does), `loopback` (plain gloo), `nccl`, or
-    `auto`: nccl with enough GPUs, else shaped where it works, else paced.
+    `auto`: for a fabric with a rate or a latency, shaped where it works, else paced; for one without, nccl with
+    enough GPUs, else loopback.
     """
 
     preset: str | None = None
@@ -68,6 +69,9 @@ class Fabric:
             raise ValueError("a fabric needs at least one node and one rank on each")
         if self.preset and self.gbit:
             raise ValueError("give a preset or gbit=, not both")
+        if (self.preset and self.inter_gbit) or (self.gbit and self.inter):
+            raise ValueError("presets are scaled and absolute rates are not: give both links as presets, or both in "
+                             "Gbit/s")
         if self.inter and self.inter_gbit:
             raise ValueError("give inter= or inter_gbit=, not both")
         if self.nodes == 1 and (self.inter or self.inter_gbit or self.inter_latency_us):
@@ -114,8 +118,8 @@ class Fabric:
         kind = placed.kind
         if kind == "auto":
             limited = placed.rate_gbit() is not None or placed.latency_s() > 0
-            kind = ("nccl" if gpus() >= ranks else
-                    "loopback" if not limited else "shaped" if shaped_works() else "paced")
+            kind = (("shaped" if shaped_works() else "paced") if limited else
+                    "nccl" if gpus() >= ranks else "loopback")
         if kind == "nccl" and gpus() < ranks:
             raise ValueError(f"{ranks} NCCL ranks need {ranks} GPUs and this machine shows {gpus()}: two NCCL ranks "
                              'never share a GPU. Use fabric="shaped" or "paced" (gloo carries CUDA tensors too)')
@@ -128,6 +132,8 @@ class Fabric:
 
     def provenance_note(self) -> str:
         """What to add to a picture's provenance: the kind, the rate and the scale."""
+        if self.kind in ("nccl", "loopback"):
+            return self.kind  # nothing limits these wires, whatever was asked for
         parts = [self.kind]
         if self.preset or self.gbit:
             parts.append(self.preset or f"{self.gbit:g} Gbit/s")

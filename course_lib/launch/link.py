@@ -82,6 +82,7 @@ class Transfer:
     moved_bytes: float
     issued: int
     label: str
+    received: bool = False
     enter: Callable[[int], int] | None = None
     before: Callable[[], None] | None = None
     after: Callable[[int, int], None] | None = None
@@ -138,6 +139,9 @@ class Link:
             del item
 
     def _carry(self, item: Transfer, begin: int) -> None:
+        if item.received:  # the sender has paid for it
+            item.start().wait()
+            return
         latency = round(self.pace.latency_s * 1e9)
         if self.pace.s_per_byte is None:
             sleep_until(begin + latency)

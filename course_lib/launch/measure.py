@@ -75,10 +75,15 @@ def measure(collective: str = "all_reduce", sizes: Sequence[int] = (MB // 4, MB,
 
 
 def fit(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """(a, β) minimising the relative squared error of a + β·S, neither below 0."""
+    """(a, β) minimising the relative squared error of a + β·S, neither below 0. Raises `ValueError` for fewer
+    than two sizes."""
+    if len(set(sizes)) < 2:
+        raise ValueError("two sizes at least are needed to tell latency from rate")
     size, time = np.asarray(sizes, float), np.asarray(times, float)
     design = np.stack((np.ones_like(size), size), axis=1) / time[:, None]
     a, beta = np.linalg.lstsq(design, np.ones_like(time), rcond=None)[0]
     if a < 0:
         return 0.0, float((size / time).sum() / ((size / time) ** 2).sum())
-    return float(a), float(max(0.0, beta))
+    if beta < 0:
+        return float((1 / time).sum() / (1 / time**2).sum()), 0.0
+    return float(a), float(beta)

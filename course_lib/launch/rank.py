@@ -23,6 +23,7 @@ from course_lib.launch import frames, netns
 from course_lib.launch.board import Board
 from course_lib.launch.fabric import Fabric
 from course_lib.launch.link import Pace
+from course_lib.launch.processes import LINUX
 from course_lib.launch.request import Request
 from course_lib.launch.ship import unpack
 from course_lib.launch.wire import WireSpec, register
@@ -69,7 +70,7 @@ def join(request: Request, rank: int, store_path: str, board: Board) -> None:
     spec = wire_spec(request.fabric, request.timeout_s + 5)  # so that the supervisor speaks first
     context = Context(rank, request.ranks, request.fabric, spec)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % request.fabric.ranks_per_node),
-                      WORLD_SIZE=str(request.ranks), GLOO_SOCKET_IFNAME=spec.interface or "lo",
+                      WORLD_SIZE=str(request.ranks), GLOO_SOCKET_IFNAME=spec.interface or ("lo" if LINUX else "lo0"),
                       COURSE_RUN=str(os.getppid()))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // request.ranks))
     random.seed(rank)
@@ -88,6 +89,8 @@ def join(request: Request, rank: int, store_path: str, board: Board) -> None:
 def live(request: Request, rank: int, link: socket.socket, stack_file, store_path: str, board: Board) -> None:
     """Run to the end and never return. Whatever happens is one message to the supervisor."""
     faulthandler.register(STACK_SIGNAL, file=stack_file, all_threads=False)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # a pipe would hold lines back until the rank ends, or lose them
     try:
         os.environ.clear()
         os.environ.update(request.environ)

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 
 from course_lib.launch import processes
 from course_lib.launch.supervisor import supervise
@@ -52,15 +53,16 @@ def main(fd: int, client_pid: int) -> None:
                     _reap(scratch)
                 elif not _start(requests, scratch, client_pid):
                     return
+    except Exception:
+        traceback.print_exc()
     finally:
-        if os.getpid() == _SERVER:
-            processes.end_descendants()
-            for path in scratch.values():
-                shutil.rmtree(path, ignore_errors=True)
-            os._exit(0)  # nothing to tidy: taking hundreds of modules down would only take time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may cut the tidying short
+        processes.end_descendants()
+        for path in scratch.values():
+            shutil.rmtree(path, ignore_errors=True)
+        os._exit(0)  # taking hundreds of modules down would only take time
 
 
-_SERVER = os.getpid()
 _IDLE_S = 0.3
 
 
@@ -96,6 +98,8 @@ def _start(requests: socket.socket, scratch: dict[int, str], client_pid: int) ->
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             supervise(socket.socket(fileno=fds[0]), path, client_pid)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(fds[0])
@@ -111,8 +115,8 @@ def _reap(scratch: dict[int, str]) -> None:
             return
         if pid == 0:
             return
-        path = scratch.pop(pid, None)
-        if path:
-            shutil.rmtree(path, ignore_errors=True)
+        if path := scratch.get(pid):
+            shutil.rmtree(path, ignore_errors=True)  # before it is forgotten: a SIGTERM may come in between
+            del scratch[pid]
             for orphan in set(processes.children()) - set(scratch):  # its supervisor was killed: end its ranks
                 os.kill(orphan, signal.SIGKILL)

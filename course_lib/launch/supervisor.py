@@ -18,6 +18,7 @@ from course_lib.launch.rank import STACK_SIGNAL, live, wires_of
 from course_lib.launch.request import Request
 
 _OWN_CODE = os.path.join("launch", "rank.py")  # below this frame a stack is ours, not the learner's
+_PEER_LEFT = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _GRACE_S = 0.3  # after a first failure, how long other ranks may still report
 
 
@@ -154,7 +155,7 @@ def _verdict(ranks: list[_Rank]) -> tuple:
     failures = [(r.number, r.answer) for r in ranks if r.answer and r.answer[0] != "result"]
     if not failures:
         return ("results", [r.answer[1] for r in ranks])
-    failures.sort(key=lambda f: (f[1][0] == "error" and "Connection closed by peer" in str(f[1][1]), f[0]))
+    failures.sort(key=lambda f: (f[1][0] == "error" and any(sign in str(f[1][1]) for sign in _PEER_LEFT), f[0]))
     number, answer = failures[0]
     return (answer[0], number, *answer[1:])
 

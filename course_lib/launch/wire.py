@@ -99,7 +99,7 @@ class Wire(dist.ProcessGroup):
         self.link, self.spec, self.traffic = link, spec, Traffic()
         self._name, self._description = name, "wire"
         self._board, self._board_rank = board, board_rank
-        self._sequence = self._entered = self._finished = 0
+        self._entered = self._finished = 0
 
     # names, as c10d asks for them
 
@@ -130,6 +130,7 @@ class Wire(dist.ProcessGroup):
         recorder, step, bucket = record.active(), getattr(record.active(), "step", -1), record.tagged()
         size_text = f"{nbytes / 2**20:.3g} MB" if nbytes >= 2**18 else f"{nbytes} bytes"
         what = f"{op}, {size_text}" + (f", bucket {bucket}" if bucket >= 0 else "")
+        what += "" if self._name == "0" else f", group {self._name}"
         self.traffic.calls[op] += 1
         self.traffic.bytes[op] += moved
         issued = record.now()
@@ -145,7 +146,7 @@ class Wire(dist.ProcessGroup):
 
         paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
         return self.link.put(lane, Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
-                                            enter=self._last_entry if paced else None,
+                                            received=op == "recv", enter=self._last_entry if paced else None,
                                             before=lambda: self._enter(what), after=after))
 
     def _enter(self, what: str) -> None:

@@ -125,6 +125,7 @@ def sweep(model: Callable[[], nn.Module], caps_mb: Sequence[float] = (1, 2, 3, 4
     for cap in caps_mb:
         if not cap > 0:
             raise ValueError(f"bucket size {cap} MB: give sizes above 0")
+    _refuse(repeats, micro_steps)
     rows = run(_sweep_on_rank, model, tuple(caps_mb), micro_steps, repeats, tuple(ddp), micro_step or tiny_micro_step,
                ranks=ranks, fabric=fabric, timeout_s=timeout_s)
     profile, link, plan, _ = rows[0]
@@ -138,9 +139,16 @@ def compare(model: Callable[[], nn.Module], variants: Mapping[str, tuple[str, Ma
 
     >>> compare(load.model, {"once": ("no_sync", {}), "4 MB": ("bucketed", {"bucket_mb": 4})})  # doctest: +SKIP
     """
+    _refuse(repeats, micro_steps)
     rows = run(_compare_on_rank, model, dict(variants), micro_steps, repeats, micro_step or tiny_micro_step,
                ranks=ranks, fabric=fabric, timeout_s=timeout_s)
     return _merged(rows)
+
+
+def _refuse(repeats: int, micro_steps: int) -> None:
+    if repeats < 2 or micro_steps < 1:
+        raise ValueError(f"repeats={repeats}, micro_steps={micro_steps}: at least 2 repeats give a spread, and an "
+                         "update has at least one micro-step")
 
 
 def _merged(rows: list[tuple[dict[str, list[float]], dict[str, Timeline]]]) -> dict[str, Measured]:
@@ -179,10 +187,11 @@ def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
         dist.barrier(control_group())
         compute.run()
     profile = updates.observer.profile(micro_steps)
-    sizes = sorted({min(s, profile.total_bytes) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB, profile.total_bytes)})
+    whole = profile.total_bytes
+    sizes = sorted({min(s, whole) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB)} | {max(4, whole // 4), whole})
     chosen = [best_plan(profile, measure(sizes=sizes, repeats=2))]
     dist.broadcast_object_list(chosen, 0)
-    steps = {"compute": compute, "comm": updates.communication(profile.total_bytes),
+    steps = {"compute": compute, "comm": updates.communication(whole),
              "serial": updates.of("no_sync", {})}
     for cap in caps_mb:
         steps[label(cap)] = updates.of("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})
@@ -192,7 +201,7 @@ def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
         steps[f"ddp {cap if cap == 'default' else label(cap)}"] = updates.of("ddp", options)
     # The first profile and fit only made the plan. What it is judged by comes from the same rounds as the runs, so
     # that a moment in which the machine was busy cannot spoil one and spare the other.
-    trains = {f"train {s}": (s, max(2, min(6, profile.total_bytes // s))) for s in sizes[:-1] or sizes}
+    trains = {f"train {s}": (s, max(2, min(6, whole // s))) for s in sizes if s < whole or whole <= MB}
     steps |= {name: updates.train(*train) for name, train in trains.items()}
     seconds, timelines = alternate(steps, repeats, provenance=updates.provenance)
     times = [statistics.median(seconds.pop(name)) / length for name, (_, length) in trains.items()]
