@@ -332,3 +332,43 @@ def test_a_short_script_ends_without_waiting_for_modules_to_load():
              "print(time.monotonic())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert time.monotonic() - float(done.stdout) < 1.5
+
+
+def test_output_is_live_and_not_lost_without_a_flush():
+    script = textwrap.dedent("""
+        import os, time
+        from course_lib.launch import RankDied, run
+        def work():
+            print("early")
+            time.sleep(1.5)
+            print("last words")
+            os._exit(3)
+        try:
+            run(work, ranks=1, fabric="loopback")
+        except RankDied as error:
+            print(error)
+    """)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    client = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env)
+    first = client.stdout.readline()
+    early = time.monotonic()
+    rest = client.communicate(timeout=60)[0]
+    assert first == "[rank 0] early\n" and "[rank 0] last words" in rest and "exit code 3" in rest
+    assert time.monotonic() - early > 1.0
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_killed_inside_a_collective_is_the_one_to_blame(fabric):
+    def end():
+        import torch
+        import torch.distributed as dist
+        work = [dist.all_reduce(torch.ones(1 << 20), async_op=True) for _ in range(4)]
+        if dist.get_rank() == 1:
+            time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for each in work:
+            each.wait()
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankDied, match="rank 1 died without a result: signal 9"):
+        run(end, ranks=2, fabric=fabric, timeout_s=30)
