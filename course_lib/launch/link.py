@@ -104,6 +104,7 @@ class Link:
     pace: Pace
     _queues: dict[str, queue.SimpleQueue] = field(default_factory=dict)
     _finished: queue.SimpleQueue | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
     _busy_until: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -111,18 +112,36 @@ class Link:
         with self._lock:
             if self._finished is None:
                 self._finished = queue.SimpleQueue()
-                threading.Thread(target=self._complete, name=f"{self.name}-complete", daemon=True).start()
+                self._start("complete", self._complete)
             if lane not in self._queues:
                 self._queues[lane] = queue.SimpleQueue()
-                threading.Thread(target=self._move, args=(self._queues[lane],), name=f"{self.name}-{lane}",
-                                 daemon=True).start()
+                self._start(lane, self._move, self._queues[lane])
         self._queues[lane].put(item)
         return item.work
+
+    def _start(self, what: str, body: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=body, args=args, name=f"{self.name}-{what}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self, limit_s: float = 5.0) -> None:
+        """Finish what is queued and end the threads. A thread that is still inside torch while the interpreter
+        goes down would abort the process; one that waits for a rank that never comes is left after `limit_s`."""
+        deadline = now() + round(limit_s * 1e9)
+        for lane in self._queues.values():
+            lane.put(None)
+        for thread in self._threads[1:]:
+            thread.join(max(0.0, (deadline - now()) / 1e9))
+        if self._finished is not None:
+            self._finished.put(None)
+            self._threads[0].join(max(0.0, (deadline - now()) / 1e9))
 
     def _move(self, items: queue.SimpleQueue) -> None:
         freed = 0
         while True:
-            item: Transfer = items.get()
+            item: Transfer | None = items.get()
+            if item is None:
+                return
             begin, error = max(item.issued, freed), None
             try:
                 if item.before:
@@ -161,5 +180,7 @@ class Link:
     def _complete(self) -> None:
         while True:
             item = self._finished.get()
+            if item is None:
+                return
             item.work.tell(item.result)
             del item

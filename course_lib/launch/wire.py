@@ -7,6 +7,7 @@ link's latency, and each is counted and recorded (issued, started, finished). St
 
 from __future__ import annotations
 
+import atexit
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -257,7 +258,8 @@ def _listed(tensors: Any) -> list:
 
 def register(spec: WireSpec, board: Board | None = None) -> None:
     """Make `backend="wire"` known to torch.distributed in this process. Groups whose ranks share a
-    node use the inner link, all others the link between nodes."""
+    node use the inner link, all others the link between nodes. Where the process ends in the ordinary way, the
+    links and the groups are closed before it does."""
     inner, inter = Link("inner", spec.inner), Link("inter", spec.inter)
 
     def create(options, _backend_options) -> Wire:
@@ -267,4 +269,11 @@ def register(spec: WireSpec, board: Board | None = None) -> None:
         return Wire(options.store, options.group_rank, options.group_size, options.group_id, link, spec, board,
                     ranks[options.group_rank])
 
+    def close() -> None:
+        for link in (inner, inter):
+            link.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    atexit.register(close)
     dist.Backend.register_backend("wire", create, extended_api=True, devices=["cpu", "cuda"])
