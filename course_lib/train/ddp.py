@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.train.broadcast import broadcast_module
 from course_lib.train.bucketed import Bucketed
+from course_lib.train.everystep import EveryStep
 from course_lib.train.nosync import NoSync
 from course_lib.train.reducer import CommHook
 from course_lib.train.serial import SerialAllReduce
@@ -54,13 +55,18 @@ class StockDDP(DistributedDataParallel):
         """Nothing is left to do: DDP waits for its buckets at the end of `backward()`."""
 
 
+def takes_caps() -> bool:
+    """Whether this torch's DDP takes a cap for every bucket, as it does from 2.13 on."""
+    return "bucket_cap_mb_list" in _ARGUMENTS
+
+
 def _caps(bucket_mb: float, first_bucket_mb: float | None, bucket_caps_mb: Sequence[float] | None) -> dict[str, Any]:
     """DDP's arguments for a bucket layout."""
     if bucket_caps_mb is None and first_bucket_mb is None:
         return {"bucket_cap_mb": bucket_mb}
     if bucket_caps_mb is None and (bucket_mb, first_bucket_mb) == (25.0, 1.0):
         return {}
-    if "bucket_cap_mb_list" not in _ARGUMENTS:
+    if not takes_caps():
         raise ValueError(f"torch {torch.__version__} knows one cap for all buckets: pass first_bucket_mb=None, or "
                          "install torch 2.13 or later")
     return {"bucket_cap_mb_list": [first_bucket_mb, bucket_mb] if bucket_caps_mb is None else list(bucket_caps_mb)}
@@ -76,6 +82,7 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "no_sync": NoSync,
     "bucketed": Bucketed,
     "ddp": StockDDP,
+    "every_step": EveryStep,
 }
 
 

@@ -15,10 +15,14 @@ from course_lib.record import now
 from course_lib.simulate.buckets import GradientProfile
 
 
+class ModelError(ValueError):
+    """A model that cannot be tuned, and why, in one sentence."""
+
+
 class Observer:
     """Watches micro-steps of a module that communicates nothing, on one rank. `profile()` sums them up.
 
-    Raises `ValueError` if no parameter requires a gradient; a parameter that gets none is named by
+    Raises `ModelError` if no parameter requires a gradient; a parameter that gets none is named by
     `micro_step`.
     """
 
@@ -26,7 +30,7 @@ class Observer:
         self._module = module
         self._params = {p: name for name, p in module.named_parameters() if p.requires_grad and p.numel()}
         if not self._params:
-            raise ValueError("no parameter of the model requires a gradient: nothing to reduce, nothing to tune")
+            raise ModelError("no parameter of the model requires a gradient: nothing to reduce, nothing to tune")
         self._rows: list[list[int]] = []
         self._at: dict[nn.Parameter, int] = {}
         for p in self._params:
@@ -44,7 +48,7 @@ class Observer:
         loss.backward()
         end = now()
         if missing := [name for p, name in self._params.items() if p not in self._at]:
-            raise ValueError(f"no gradient reached {', '.join(missing[:3])}: freeze what is unused before tuning")
+            raise ModelError(_no_gradient(missing, len(self._params)))
         self._rows.append([*(self._at[p] - middle for p in self._params), middle - begin, end - middle])
 
     def profile(self, micro_steps: int, skip: int = 1) -> GradientProfile:
@@ -58,11 +62,18 @@ class Observer:
         return GradientProfile.sorted(list(self._params.values()), sizes, ready_s, tf, tb, N=micro_steps)
 
 
+def _no_gradient(missing: list[str], of: int) -> str:
+    if len(missing) == of:
+        return "no gradient reached any parameter: the micro-step must call the module that it is given"
+    return (f"no gradient reached {', '.join(missing[:3])} on rank {dist.get_rank()}: freeze what is unused before "
+            "tuning")
+
+
 def gradient_profile(module: nn.Module, micro_step: Callable[[nn.Module], Any], repeats: int = 7,
                      micro_steps: int = 1) -> GradientProfile:
     """Profile `module` on every rank of a run, without communication. Collective call.
 
-    `micro_step(module)` runs one forward and returns the loss. Raises `ValueError` as `Observer` does.
+    `micro_step(module)` runs one forward and returns the loss. Raises `ModelError` as `Observer` does.
     """
     observer = Observer(module)
     for _ in range(repeats + 1):

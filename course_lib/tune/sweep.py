@@ -120,16 +120,15 @@ def sweep(model: Callable[[], nn.Module], caps_mb: Sequence[float] = (1, 2, 3, 4
 
     `model()` builds the module on every rank; `micro_step(module)` runs one forward and returns the loss
     (default: a small tensor through an emulated model). `ddp` names caps, or `"default"`, to run with stock
-    DDP as well. Raises `ValueError` on a cap that is not positive.
+    DDP as well. Without any cap only the plan and the baselines are measured. Raises `ValueError` on a cap that is
+    not positive.
     """
-    for cap in caps_mb:
-        if not cap > 0:
-            raise ValueError(f"bucket size {cap} MB: give sizes above 0")
-    _refuse(repeats, micro_steps)
+    check_caps([*caps_mb, *(cap for cap in ddp if cap != "default")])
+    refuse(repeats, micro_steps)
     rows = run(_sweep_on_rank, model, tuple(caps_mb), micro_steps, repeats, tuple(ddp), micro_step or tiny_micro_step,
                ranks=ranks, fabric=fabric, timeout_s=timeout_s)
     profile, link, plan, _ = rows[0]
-    return Sweep(profile, link, plan, tuple(caps_mb), _merged([row[3] for row in rows]))
+    return Sweep(profile, link, plan, tuple(caps_mb), merged([row[3] for row in rows]))
 
 
 def compare(model: Callable[[], nn.Module], variants: Mapping[str, tuple[str, Mapping[str, Any]]], *, ranks: int = 2,
@@ -139,19 +138,34 @@ def compare(model: Callable[[], nn.Module], variants: Mapping[str, tuple[str, Ma
 
     >>> compare(load.model, {"once": ("no_sync", {}), "4 MB": ("bucketed", {"bucket_mb": 4})})  # doctest: +SKIP
     """
-    _refuse(repeats, micro_steps)
+    refuse(repeats, micro_steps)
     rows = run(_compare_on_rank, model, dict(variants), micro_steps, repeats, micro_step or tiny_micro_step,
                ranks=ranks, fabric=fabric, timeout_s=timeout_s)
-    return _merged(rows)
+    return merged(rows)
 
 
-def _refuse(repeats: int, micro_steps: int) -> None:
+def refuse(repeats: int, micro_steps: int) -> None:
+    """Raises `ValueError` on numbers that no measurement can be made with."""
     if repeats < 2 or micro_steps < 1:
         raise ValueError(f"repeats={repeats}, micro_steps={micro_steps}: at least 2 repeats give a spread, and an "
                          "update has at least one micro-step")
 
 
-def _merged(rows: list[tuple[dict[str, list[float]], dict[str, Timeline]]]) -> dict[str, Measured]:
+def check_caps(caps_mb: Sequence[float | str]) -> None:
+    """Raises `ValueError` on a bucket size that is not a number above 0."""
+    for cap in caps_mb:
+        if isinstance(cap, str) or not 0 < cap < float("inf"):
+            raise ValueError(f"bucket size {cap!r} MB: give sizes above 0")
+
+
+def message_sizes(whole: int) -> list[int]:
+    """Sizes in bytes to fit the wire with, for a gradient of `whole` bytes: two at least, none above it but for the
+    least of gradients."""
+    return sorted({min(s, whole) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB)} | {max(4, whole // 4), max(8, whole)})
+
+
+def merged(rows: list[tuple[dict[str, list[float]], dict[str, Timeline]]]) -> dict[str, Measured]:
+    """What `alternate` returned on every rank, rank 0 first, as one `Measured` a variant."""
     seconds = rows[0][0]
     return {name: Measured(name, tuple(seconds[name]), Timeline.merge(lines[name] for _, lines in rows))
             for name in seconds}
@@ -188,7 +202,7 @@ def _sweep_on_rank(model, caps_mb, micro_steps, repeats, ddp, micro_step):
         compute.run()
     profile = updates.observer.profile(micro_steps)
     whole = profile.total_bytes
-    sizes = sorted({min(s, whole) for s in (MB // 4, MB, 2 * MB, 4 * MB, 8 * MB)} | {max(4, whole // 4), whole})
+    sizes = message_sizes(whole)
     chosen = [best_plan(profile, measure(sizes=sizes, repeats=2))]
     dist.broadcast_object_list(chosen, 0)
     steps = {"compute": compute, "comm": updates.communication(whole),
