@@ -146,7 +146,7 @@ memory(measured, formula, title="What fills the memory of a small GPT", provenan
 seven = ModelShape(layers=32, width=4096, heads=32, vocab=32000, length=2048, tied=False)
 alone = per_rank(seven, 4, precision=MIXED)
 print(f"{seven.parameters / 1e9:.2f} billion parameters")
-lab.compare("1.seven", alone.largest)
+lab.compare("1.seven", alone.largest, how="computed")
 memory(formula={"one rank": alone.parts()}, limit_bytes=80e9, title="7B on one A100", provenance="computed")
 
 # %% [markdown] id="seven-why"
@@ -351,7 +351,7 @@ lab.predict("1.factor", "D = 8, but there are 64 GPUs. What is the other factor 
 # below them three others for the same 64 GPUs and the same B.
 
 # %% id="factor"
-lab.compare("1.factor", "it shares one copy of the model")
+lab.compare("1.factor", "it shares one copy of the model", how="computed")
 A = b * seven.length * seven.width * 2
 published = {(8, 1, 0): "11.86", (4, 2, 0): "9.21", (2, 4, 0): "8.05", (2, 1, 0): "7.37"}
 bars = {}

@@ -430,8 +430,8 @@ for arguments in ({}, {"bucket_cap_mb": 25}):
 # ## Review
 #
 # Three figures to look at after every change: how much of the step is exposed communication (above 30 % there is
-# something to gain), what the device does meanwhile, and whether the steps are alike. A wire that waits keeps a
-# utilisation counter at 100 %: grey is busy, and computes nothing.
+# something to gain), what the device does meanwhile, and whether the steps are alike. In the middle figure, grey is a
+# device that waits for the wire: a utilisation counter calls it busy, and it computes nothing.
 
 # %% id="review"
 lab.review(found.measured["plan"].timeline)

@@ -11,7 +11,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_lib.lab.errors import BuildError
-from course_lib.lab.notebook import FILE_NAME, as_text, learner_notebook, read_solution
+from course_lib.lab.notebook import FILE_NAME, INJECTED, as_text, learner_notebook, read_solution
 
 __all__ = ["BuildError", "build_labs", "find_root"]
 
@@ -25,10 +25,10 @@ def build_labs(
 ) -> bool:
     """Write the labs with these numbers ("4", "04"; none means all) and say what was done, a line each.
 
-    `check` writes nothing and says which file differs. `run` also executes each solution with quick
-    parameters and stores `solutions/NN_topic.ipynb` with its outputs. Returns False when `check` found a
-    difference, or when a lab has no solution. Raises `BuildError`, naming file and cell, when a solution
-    cannot become a lab.
+    `check` writes nothing and says which file differs, the executed notebook included. `run` also executes each
+    solution with quick parameters and stores `solutions/NN_topic.ipynb` with its outputs. Returns False when
+    `check` found a difference, or when a lab has no solution. Raises `BuildError`, naming file and cell, when a
+    solution cannot become a lab.
     """
     root = (root or find_root()).resolve()
     up_to_date = True
@@ -37,9 +37,12 @@ def build_labs(
         lab = root / "labs" / solution.with_suffix(".ipynb").name
         text = as_text(learner_notebook(solution, full))
         if check:
-            difference = _difference(lab, text)
-            say(f"{lab.relative_to(root)}: {difference or 'up to date'}")
-            up_to_date &= not difference
+            found = {lab: _difference(lab, text)}
+            if (stored := solution.with_suffix(".ipynb")).exists():
+                found[stored] = _outdated(stored, full)
+            for path, difference in found.items():
+                say(f"{path.relative_to(root)}: {difference or 'up to date'}")
+                up_to_date &= not difference
             continue
         say(f"{lab.relative_to(root)}: {'written' if _write(lab, text) else 'unchanged'}")
         if run:
@@ -112,6 +115,17 @@ def _difference(lab: Path, text: str) -> str:
             return f'differs, first in cell "{cell.id}"'
     extra = [identity for identity in there if identity not in {cell.id for cell in wanted}]
     return f'differs: it has a cell "{extra[0]}" that the solution has not' if extra else "differs in order or form"
+
+
+def _outdated(stored: Path, full: NotebookNode) -> str:
+    """Whether the executed notebook ran other code than the solution has now. Its prose is allowed to be older."""
+    there = [(cell.id, cell.source) for cell in nbformat.read(stored, as_version=4).cells
+             if cell.cell_type == "code" and cell.id != INJECTED]
+    wanted = [(cell.id, cell.source) for cell in full.cells if cell.cell_type == "code"]
+    changed = [identity for identity, source in wanted if (identity, source) not in there]
+    if changed or len(there) != len(wanted):
+        return f'was run with other code, first in cell "{changed[0]}"' if changed else "was run with other cells"
+    return ""
 
 
 def _write(path: Path, text: str) -> bool:

@@ -11,7 +11,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_lib.lab.errors import BuildError
-from course_lib.lab.notebook import NOTEBOOK_METADATA
+from course_lib.lab.notebook import INJECTED, NOTEBOOK_METADATA
 
 SECONDS_PER_CELL = 600
 
@@ -86,7 +86,7 @@ def _tidy(notebook: NotebookNode, names: dict[str, str]) -> None:
         for key in ("papermill", "execution"):
             cell.metadata.pop(key, None)
         if "injected-parameters" in tags:
-            cell.id = "injected-parameters"
+            cell.id = INJECTED
         if not tags:
             cell.metadata.pop("tags", None)
         if cell.cell_type == "code":

@@ -26,6 +26,8 @@ FILE_NAME = re.compile(r"^(?P<number>\d{2})_[a-z0-9_]+\.py$")
 CELL_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 HEADER_KEYS = {"tags", "exercise", "jupyter"}
 JUPYTEXT_KEYS = {"lines_to_next_cell", "lines_to_end_of_cell_marker"}
+INJECTED = "injected-parameters"
+"""The lasting id of the cell that papermill adds."""
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},

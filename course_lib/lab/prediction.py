@@ -55,8 +55,9 @@ def predictions() -> dict[str, Answer]:
     return {key: record["answer"] for key, record in store.read(NAME).items() if "answer" in record}
 
 
-def compare(key: str, measured: Answer, unit: str | None = None) -> None:
-    """Show what was predicted under `key` beside what was measured. `unit` defaults to the question's.
+def compare(key: str, answer: Answer, unit: str | None = None, how: str = "measured") -> None:
+    """Show what was predicted under `key` beside the answer, and `how` that was come by ("measured", "computed").
+    `unit` defaults to the question's.
 
     Raises `LabError` when nothing was ever asked under `key`.
     """
@@ -66,8 +67,8 @@ def compare(key: str, measured: Answer, unit: str | None = None) -> None:
     unit = record.get("unit", "") if unit is None else unit
     predicted = record.get("answer")
     rows = [("you predicted", "nothing" if predicted is None else _with_unit(predicted, unit)),
-            ("measured", _with_unit(measured, unit))]  # fmt: skip
-    if said := _ratio(predicted, measured):
+            (how, _with_unit(answer, unit))]  # fmt: skip
+    if said := _ratio(predicted, answer, how):
         rows.append(("your prediction is", said))
     text = "\n".join([record["question"], *(f"  {name}: {value}" for name, value in rows)])
     cell = "text-align:left;background:transparent;color:inherit;padding:.1em .8em .1em 0"
@@ -163,15 +164,15 @@ def _as_text(key: str, asked: dict) -> str:
     return f"{asked['question']}{options}\n{state}"
 
 
-def _ratio(predicted: Answer | None, measured: Answer) -> str:
+def _ratio(predicted: Answer | None, answer: Answer, how: str) -> str:
     """How far the prediction was off, in words; empty where there is nothing to divide."""
     if predicted is None:
         return ""
-    if isinstance(predicted, str) or isinstance(measured, str):
-        return "the same" if str(predicted) == str(measured) else "another"
-    if predicted <= 0 or measured <= 0:
+    if isinstance(predicted, str) or isinstance(answer, str):
+        return "the same" if str(predicted) == str(answer) else "another"
+    if predicted <= 0 or answer <= 0:
         return ""
-    return f"{_number(predicted / measured)} times the measurement"
+    return f"{_number(predicted / answer)} times what was {how}"
 
 
 def _with_unit(value: Answer, unit: str) -> str:

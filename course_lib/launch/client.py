@@ -38,7 +38,7 @@ def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto",
     wires = as_fabric(fabric).resolved(ranks)
     refuse_above_ceiling(wires, ranks)
     request = Request(payload=pack(fn, args), ranks=ranks, fabric=wires,
-                      timeout_s=timeout_s, client_pid=os.getpid(), cwd=os.getcwd(), path=tuple(sys.path),
+                      timeout_s=timeout_s, cwd=os.getcwd(), path=tuple(sys.path),
                       environ=dict(os.environ))
     ours, theirs = socket.socketpair()
     try:

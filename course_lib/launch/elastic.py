@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -33,7 +34,7 @@ def join(timeout_s: float = 600.0) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     nccl = torch.cuda.is_available() and torch.cuda.device_count() >= local
     fabric = Fabric(kind="nccl" if nccl else "loopback", nodes=max(1, world // local), ranks_per_node=local)
-    spec = here.wire_spec(fabric, timeout_s)
+    spec = replace(here.wire_spec(fabric, timeout_s), machines=fabric.nodes)
     here.context = here.Context(rank, world, fabric, spec)
     if nccl:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

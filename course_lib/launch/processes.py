@@ -81,6 +81,26 @@ def children() -> list[int]:
         return []
 
 
+def watch(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends, where the system has one."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def reap(pid: int, limit_s: float) -> int:
+    """The exit code of a child (negative: the signal that ended it). Kills one that lives on after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
 def end_descendants(known: set[int] = frozenset(), limit_s: float = 10.0) -> None:
     """Kill and reap every descendant. Grandchildren fall to this process as their parents die, so
     the loop ends when there is nobody left. `known` are children to kill where /proc is missing."""

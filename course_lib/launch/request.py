@@ -15,7 +15,6 @@ class Request:
     ranks: int
     fabric: Fabric
     timeout_s: float
-    client_pid: int
     cwd: str
     path: tuple[str, ...]
     environ: dict[str, str] = field(repr=False)

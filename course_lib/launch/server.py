@@ -7,6 +7,7 @@ ends, the server ends every run and itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -16,8 +17,13 @@ import sys
 import tempfile
 import traceback
 
-from course_lib.launch import processes
+from course_lib.launch import frames, processes
 from course_lib.launch.supervisor import supervise
+
+# The constructors of DDP and FSDP2 import these: hundreds of modules, seconds of work. Loaded here once, before the
+# server says that it is ready, and not in a pause between runs: the next run would have to wait for it.
+import torch._dynamo  # isort: skip
+import torch.distributed.fsdp  # noqa: F401  isort: skip
 
 
 def main(fd: int, client_pid: int) -> None:
@@ -33,25 +39,20 @@ def main(fd: int, client_pid: int) -> None:
     watch = selectors.DefaultSelector()
     watch.register(requests, selectors.EVENT_READ, "request")
     watch.register(wake_r, selectors.EVENT_READ, "child")
-    client = _watch_process(client_pid)
+    client = processes.watch(client_pid)
     if client is not None:
         watch.register(client, selectors.EVENT_READ, "gone")
     scratch: dict[int, str] = {}
     requests.sendall(b"r")
-    loaded = False
     try:
         while True:
-            wait = None if loaded or scratch else _IDLE_S
-            events = watch.select(wait)
-            if wait and not events:
-                loaded = _load_more()
-            for key, _ in events:
+            for key, _ in watch.select():
                 if key.data == "gone":
                     return
                 if key.data == "child":
                     os.read(wake_r, 4096)
                     _reap(scratch)
-                elif not _start(requests, scratch, client_pid):
+                elif not _start(requests, scratch):
                     return
     except Exception:
         traceback.print_exc()
@@ -63,32 +64,21 @@ def main(fd: int, client_pid: int) -> None:
         os._exit(0)  # taking hundreds of modules down would only take time
 
 
-_IDLE_S = 0.3
-
-
-def _load_more() -> bool:
-    """Import, while no run is going and nobody asks for one, what the constructors of DDP and FSDP2 would import on
-    every rank of every run (hundreds of modules, seconds of work)."""
-    import torch._dynamo
-    import torch.distributed.fsdp  # noqa: F401
-    return True
-
-
-def _watch_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends, where the system has one."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
-
-
-def _start(requests: socket.socket, scratch: dict[int, str], client_pid: int) -> bool:
+def _start(requests: socket.socket, scratch: dict[int, str]) -> bool:
     """Fork the supervisor of one run. False when the client closed the socket."""
     message, fds, _, _ = socket.recv_fds(requests, 1, 1)
     if not message:
         return False
-    path = tempfile.mkdtemp(prefix="course-run-")
-    pid = os.fork()
+    path = None
+    try:
+        path = tempfile.mkdtemp(prefix="course-run-")
+        pid = os.fork()
+    except OSError as error:  # a full disk or process table ends this run, not the server
+        with socket.socket(fileno=fds[0]) as client, contextlib.suppress(OSError):
+            frames.send(client, ("not_started", f"{error.strerror or error} (run directory or process)"))
+        if path:
+            shutil.rmtree(path, ignore_errors=True)
+        return True
     if pid == 0:
         code = 1
         try:
@@ -96,7 +86,7 @@ def _start(requests: socket.socket, scratch: dict[int, str], client_pid: int) ->
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            supervise(socket.socket(fileno=fds[0]), path, client_pid)
+            supervise(socket.socket(fileno=fds[0]), path)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -118,5 +108,6 @@ def _reap(scratch: dict[int, str]) -> None:
         if path := scratch.get(pid):
             shutil.rmtree(path, ignore_errors=True)  # before it is forgotten: a SIGTERM may come in between
             del scratch[pid]
-            for orphan in set(processes.children()) - set(scratch):  # its supervisor was killed: end its ranks
+        for orphan in set(processes.children()) - set(scratch):  # its supervisor was killed: end what it left
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGKILL)

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO
 
 from course_lib.launch import frames, netns, processes
@@ -29,11 +29,12 @@ class _Rank:
     link: socket.socket
     output: int
     stack: IO[bytes]
+    ended: int | None
+    """Readable once the process has ended, where the system has such a descriptor."""
     answer: tuple | None = None
-    buffered: bytearray = field(default_factory=bytearray)
 
 
-def supervise(client: socket.socket, scratch: str, client_pid: int) -> None:
+def supervise(client: socket.socket, scratch: str) -> None:
     """Serve one request on `client`, then end every descendant, whatever happened."""
     processes.adopt_orphans()
     ranks: list[_Rank] = []
@@ -105,7 +106,7 @@ def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: 
             os._exit(1)
     theirs.close()
     os.close(out_w)
-    return _Rank(rank, pid, ours, out_r, stack)
+    return _Rank(rank, pid, ours, out_r, stack, processes.watch(pid))
 
 
 def _watch(request: Request, client: socket.socket, ranks: list[_Rank], board: Board) -> tuple:
@@ -115,6 +116,8 @@ def _watch(request: Request, client: socket.socket, ranks: list[_Rank], board: B
     for r in ranks:
         select.register(r.link, selectors.EVENT_READ, (r, "link"))
         select.register(r.output, selectors.EVENT_READ, (r, "output"))
+        if r.ended is not None:
+            select.register(r.ended, selectors.EVENT_READ, (r, "ended"))
     deadline = time.monotonic() + request.timeout_s
     failed_at = None
     while True:
@@ -132,22 +135,25 @@ def _watch(request: Request, client: socket.socket, ranks: list[_Rank], board: B
                     frames.send(client, ("output", r.number, part))
                 else:
                     select.unregister(r.output)
-            else:
+                continue
+            if what == "ended":  # its end of the link may live on in a process that it started
+                select.unregister(r.ended)
+            if r.answer is None:
                 select.unregister(r.link)
-                r.answer = _answer(r)
+                r.answer = _answer(r, limit_s=0.0 if what == "ended" else 30.0)
                 if r.answer[0] != "result" and failed_at is None:
                     failed_at = time.monotonic()
         if all(r.answer for r in ranks):
             return _verdict(ranks)
 
 
-def _answer(r: _Rank) -> tuple:
+def _answer(r: _Rank, limit_s: float) -> tuple:
+    """What the rank said. A rank that closed its link, or stopped in the middle of a message, is ended."""
     try:
-        r.link.settimeout(30)
+        r.link.settimeout(limit_s)
         return frames.receive(r.link)
     except (EOFError, OSError):
-        _, status = os.waitpid(r.pid, 0)
-        return ("died", os.waitstatus_to_exitcode(status))
+        return ("died", processes.reap(r.pid, limit_s=2.0))
 
 
 def _verdict(ranks: list[_Rank]) -> tuple:

@@ -8,6 +8,7 @@ link's latency, and each is counted and recorded (issued, started, finished). St
 from __future__ import annotations
 
 import atexit
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -42,10 +43,13 @@ class WireSpec:
     kind: str
     provenance: str
     interface: str | None
+    """The network interface of this rank. None: the loopback address where there is one machine, else the one that
+    `GLOO_SOCKET_IFNAME` or the host's name gives."""
     node_of: tuple[int, ...]
     inner: Pace = field(default_factory=Pace)
     inter: Pace = field(default_factory=Pace)
     timeout_s: float = 60.0
+    machines: int = 1
 
 
 @dataclass
@@ -70,11 +74,18 @@ def _nbytes(tensors: Any) -> int:
     return sum(_nbytes(t) for t in tensors or ())
 
 
+def _device(spec: WireSpec) -> Any:
+    if interface := spec.interface or (spec.machines > 1 and os.environ.get("GLOO_SOCKET_IFNAME")):
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    if spec.machines > 1:
+        return dist.ProcessGroupGloo.create_default_device()
+    return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+
+
 def _gloo(store: dist.Store, rank: int, size: int, spec: WireSpec) -> dist.ProcessGroup:
     """A gloo group with one worker thread, so that what we start in order also runs in order."""
     options = dist.ProcessGroupGloo._Options()
-    device = ({"interface": spec.interface} if spec.interface else {"hostname": "127.0.0.1"})
-    options._devices = [dist.ProcessGroupGloo.create_device(**device)]
+    options._devices = [_device(spec)]
     options._threads = 1
     options._timeout = timedelta(seconds=spec.timeout_s)
     backend = dist.ProcessGroupGloo(store, rank, size, options)
@@ -94,13 +105,14 @@ class Wire(dist.ProcessGroup):
     """A process group over one link. `traffic` counts; spans go to the active recorder."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, name: str, link: Link, spec: WireSpec,
-                 board: Board | None, board_rank: int) -> None:
+                 board: Board | None, members: tuple[int, ...]) -> None:
         super().__init__(rank, size)
         self.inner = _gloo(store, rank, size, spec)
         self.link, self.spec, self.traffic = link, spec, Traffic()
         self._name, self._description = name, "wire"
-        self._board, self._board_rank = board, board_rank
-        self._entered = self._finished = 0
+        self._board, self._members = board, members
+        self._board_rank = members[rank]
+        self._counts: dict[str, list[int]] = {}  # lane: entered, finished
 
     # names, as c10d asks for them
 
@@ -131,15 +143,23 @@ class Wire(dist.ProcessGroup):
         recorder, step, bucket = record.active(), getattr(record.active(), "step", -1), record.tagged()
         size_text = f"{nbytes / 2**20:.3g} MB" if nbytes >= 2**18 else f"{nbytes} bytes"
         what = f"{op}, {size_text}" + (f", bucket {bucket}" if bucket >= 0 else "")
+        if "-" in lane and not lane.endswith("any"):
+            direction, peer = lane.split("-")
+            what += f" {'to' if direction == 'send' else 'from'} rank {self._members[int(peer)]}"
         what += "" if self._name == "0" else f", group {self._name}"
+        counts = self._counts.setdefault(lane, [0, 0])
         self.traffic.calls[op] += 1
         self.traffic.bytes[op] += moved
         issued = record.now()
         work = WireWork(f"rank {self._board_rank}: {what} on group {self._name!r}", self.spec.timeout_s)
 
+        def before() -> None:
+            counts[0] += 1
+            self._show(lane, what)
+
         def after(begin: int, end: int) -> None:
-            self._finished += 1
-            self._show(what)
+            counts[1] += 1
+            self._show(lane, what)
             if recorder is not None:
                 if begin > issued:
                     recorder.add("queue", "wire", op, issued, begin, nbytes, bucket, step)
@@ -148,15 +168,13 @@ class Wire(dist.ProcessGroup):
         paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
         return self.link.put(lane, Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
                                             received=op == "recv", enter=self._last_entry if paced else None,
-                                            before=lambda: self._enter(what), after=after))
+                                            before=before, after=after))
 
-    def _enter(self, what: str) -> None:
-        self._entered += 1
-        self._show(what)
-
-    def _show(self, what: str) -> None:
+    def _show(self, lane: str, what: str) -> None:
+        """Sends and receives are no rank's fault by their number, so the board hears no members for them."""
         if self._board is not None:
-            self._board.write(self._board_rank, self._entered, self._finished, what)
+            self._board.write(self._board_rank, f"{self._name}/{lane}",
+                              self._members if lane == "collective" else None, *self._counts[lane], what)
 
     def _last_entry(self, begin: int) -> int:
         """When the last rank of the group entered: all ranks of a paced run share one clock."""
@@ -267,7 +285,7 @@ def register(spec: WireSpec, board: Board | None = None) -> None:
         nodes = {spec.node_of[r] for r in ranks}
         link = inner if len(nodes) == 1 else inter
         return Wire(options.store, options.group_rank, options.group_size, options.group_id, link, spec, board,
-                    ranks[options.group_rank])
+                    tuple(ranks))
 
     def close() -> None:
         for link in (inner, inter):

@@ -20,8 +20,9 @@ class Phases:
 
     def __init__(self, module: nn.Module) -> None:
         self._last = 0
-        self._handles = [p.register_post_accumulate_grad_hook(self._note) for p in module.parameters()
-                         if p.requires_grad]
+        for p in module.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self._note)
 
     def _note(self, _param: Any) -> None:
         self._last = now()
@@ -35,7 +36,3 @@ class Phases:
         if (recorder := record.active()) is not None:
             recorder.add("compute", "compute", "forward", begin, middle)
             recorder.add("compute", "compute", "backward", middle, self._last)
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()

@@ -39,16 +39,16 @@ def micro_scale(normalise: str, count: int, micro_steps: int, total_count: int, 
 
 
 def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normalise: str = "tokens",
-               counts: Sequence[int] | None = None, op: str = "mean") -> float:
-    """Forward and backward of this rank's micro-batches under a strategy, synchronised once; `.grad` is final
-    on return.
+               counts: Sequence[int] | None = None, op: str = "mean", every: bool = False) -> float:
+    """Forward and backward of this rank's micro-batches under a strategy, synchronised once, or after `every`
+    micro-step; `.grad` is final on return.
 
     `counts` gives the number of terms of each micro-batch before it is run; it is needed for `"tokens"`,
     because the denominator belongs to the whole window and to all ranks. Under a mean-reducing strategy
     (`op="mean"`) the losses are multiplied by the number of ranks, which the mean divides away again.
     Returns this rank's share of the window's loss. Raises `ValueError` if `counts` is missing or wrong.
     """
-    group = getattr(model, "group", None) or getattr(model, "process_group", None)
+    group = getattr(model, "group", None) or getattr(model, "process_group", None) or dist.group.WORLD
     ranks = dist.get_world_size(group)
     total = 0
     if normalise == "tokens":
@@ -58,7 +58,7 @@ def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normali
         total = sum(struct.unpack("<q", c)[0] for c in Control(group).exchange(mine, "the token count of a window"))
     share = 0.0
     for i, batch in enumerate(window):
-        with model.no_sync() if i < len(window) - 1 else nullcontext():
+        with nullcontext() if every or i == len(window) - 1 else model.no_sync():
             summed, count = loss_of(model, batch)
             loss = summed * micro_scale(normalise, count, len(window), total, ranks)
             (loss * ranks if op == "mean" else loss).backward()

@@ -144,6 +144,21 @@ def test_check_says_which_file_differs_and_where(tmp_path: Path) -> None:
     assert "not a readable notebook" in run(tmp_path, "--check").output
 
 
+def test_check_points_out_an_executed_solution_that_ran_other_code(tmp_path: Path) -> None:
+    built(course(tmp_path, WHOLE))
+    full = read_solution(tmp_path / "solutions/04_try.py")
+    full.cells.insert(2, nbformat.v4.new_code_cell("quick = True", id="injected-parameters"))
+    nbformat.write(full, tmp_path / "solutions/04_try.ipynb")
+    assert run(tmp_path, "--check").exit_code == 0
+    for changed, where in ((WHOLE.replace("print(assign(3)", "print(assign(5)"), 'first in cell "check"'),
+                           (WHOLE.replace(HIDDEN, ""), "other cells")):
+        course(tmp_path, changed)
+        build_labs(root=tmp_path, say=lambda line: None)
+        done = run(tmp_path, "--check")
+        assert done.exit_code == 1 and where in done.output
+        assert "labs/04_try.ipynb: up to date" in done.output
+
+
 def test_a_lab_without_solution_is_pointed_out(tmp_path: Path) -> None:
     built(course(tmp_path, WHOLE))
     (tmp_path / "labs/05_gone.ipynb").write_text("{}")

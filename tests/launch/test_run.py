@@ -130,6 +130,84 @@ def test_a_killed_rank_is_reported_as_dead():
         run(end, ranks=2, fabric="loopback")
 
 
+def test_a_dead_rank_is_noticed_though_a_process_it_started_lives_on():
+    def end():
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(3)
+
+    start = time.monotonic()
+    with pytest.raises(RankDied, match="rank 0 died without a result: exit code 3"):
+        run(end, ranks=1, fabric="loopback", timeout_s=30)
+    assert time.monotonic() - start < 10
+
+
+def test_a_rank_that_closes_everything_is_ended():
+    def close():
+        os.closerange(3, 512)
+        time.sleep(60)
+
+    start = time.monotonic()
+    with pytest.raises(RankDied, match="rank 1"):
+        run(lambda: close() if context().rank else None, ranks=2, fabric="loopback", timeout_s=30)
+    assert time.monotonic() - start < 15
+
+
+def test_a_group_of_some_ranks_is_blamed_by_its_own_collectives():
+    def stuck():
+        import torch
+        import torch.distributed as dist
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        rank = dist.get_rank()
+        for _ in range(1 + 3 * (rank < 2)):  # one pair is busier than the other, and none is to blame for it
+            dist.all_reduce(torch.ones(1), group=pairs[rank // 2])
+        if rank == 3:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(1), group=pairs[rank // 2])
+
+    with pytest.raises(RunTimeout) as caught:
+        run(stuck, ranks=4, fabric="loopback", timeout_s=6)
+    assert [line for line in str(caught.value).splitlines() if " wait for " in line] == [
+        "The others of ranks 2, 3 wait for rank 3 to enter collective #2."]
+
+
+def test_a_receive_that_nobody_serves_names_its_sender():
+    def stuck():
+        import torch
+        import torch.distributed as dist
+        if dist.get_rank() == 0:
+            for _ in range(3):
+                dist.send(torch.ones(1), 1)
+            time.sleep(60)
+        for _ in range(4):
+            dist.recv(torch.ones(1), 0)
+
+    with pytest.raises(RunTimeout) as caught:
+        run(stuck, ranks=2, fabric="loopback", timeout_s=5)
+    text = str(caught.value)
+    assert "rank 1 is still inside recv, 4 bytes from rank 0 (#4)" in text and "wait for" not in text
+
+
+def test_a_run_that_cannot_have_a_folder_fails_alone(tmp_path):
+    script = textwrap.dedent(f"""
+        import os, shutil
+        os.environ["TMPDIR"] = {str(tmp_path / "t")!r}
+        os.mkdir(os.environ["TMPDIR"])
+        from course_lib.launch import run, RunNotStarted
+        print(run(int, ranks=1, fabric="loopback"))
+        shutil.rmtree(os.environ["TMPDIR"])
+        try:
+            run(int, ranks=1, fabric="loopback")
+        except RunNotStarted as error:
+            print("NOT", error)
+        os.mkdir(os.environ["TMPDIR"])
+        print(run(int, ranks=1, fabric="loopback"))
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    first, not_started, last = done.stdout.splitlines()
+    assert first == last == "[0]" and "No such file" in not_started, done.stderr
+
+
 def test_sys_exit_is_an_error_and_not_a_success():
     with pytest.raises(RankFailed, match="SystemExit"):
         run(sys.exit, 0, ranks=1, fabric="loopback")
@@ -312,6 +390,33 @@ def test_under_torchrun_the_group_that_is_there_is_used(tmp_path):
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                            str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_two_machines_under_torchrun_meet_on_the_hosts_own_address(tmp_path):
+    import socket
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent("""
+        from course_lib.launch import context, run
+        def f():
+            import torch, torch.distributed as dist
+            t = torch.full((5,), float(dist.get_rank() + 1))
+            dist.all_reduce(t)
+            return t.tolist(), context().spec.machines
+        assert run(f, ranks=2) == [([3.0] * 5, 2)] * 2
+    """))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+               "--master-addr=127.0.0.1", f"--master-port={port}"]
+    nodes = [subprocess.Popen([*command, f"--node-rank={n}", str(script)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) for n in range(2)]
+    try:
+        said = [node.communicate(timeout=100)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], said
 
 
 def test_a_server_that_cannot_start_is_reported_at_once(monkeypatch):
