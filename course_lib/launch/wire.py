@@ -113,6 +113,9 @@ class Wire(dist.ProcessGroup):
         self._board, self._members = board, members
         self._board_rank = members[rank]
         self._counts: dict[str, list[int]] = {}  # lane: entered, finished
+        self.queue = "collective"
+        """The link's queue for this group's collectives. One queue runs in the order of issue, so a group whose
+        collectives fall between another group's in an order of its own on each rank needs another queue."""
 
     # names, as c10d asks for them
 
@@ -166,9 +169,10 @@ class Wire(dist.ProcessGroup):
                 recorder.add("comm", "wire", op, begin, end, nbytes, bucket, step)
 
         paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
-        return self.link.put(lane, Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
-                                            received=op == "recv", enter=self._last_entry if paced else None,
-                                            before=before, after=after))
+        return self.link.put(self.queue if lane == "collective" else lane,
+                             Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
+                                      received=op == "recv", enter=self._last_entry if paced else None,
+                                      before=before, after=after))
 
     def _show(self, lane: str, what: str) -> None:
         """Sends and receives are no rank's fault by their number, so the board hears no members for them."""
