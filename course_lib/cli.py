@@ -169,6 +169,37 @@ def trace(
         _fail(str(error))
 
 
+@app.command()
+def tune(
+    model: Annotated[
+        str, typer.Option(help="module:factory or file.py:factory; the factory takes nothing and returns (module, "
+                          "micro_step), where micro_step(module) runs one forward and returns the loss, or (module, "
+                          "batch) if the forward itself returns it. It is called on every rank.")
+    ],
+    ranks: Annotated[int, typer.Option(help="How many ranks to start.")] = 2,
+    fabric: Annotated[str, typer.Option(help="The wire: 1GbE, 10GbE, 25GbE, paced, shaped, loopback, …")] = "1GbE",
+    micro_steps: Annotated[int, typer.Option(help="Micro-steps of one update; only the last communicates.")] = 1,
+    target_caps: Annotated[str, typer.Option(help="Bucket sizes to consider, in MB.")] = "1,2,4,8,16,25",
+    candidates: Annotated[int, typer.Option(help="How many layouts to measure at most.")] = 4,
+    repeats: Annotated[int, typer.Option(help="How often each of them is measured, in alternation.")] = 9,
+    timeout: Annotated[float, typer.Option(help="Seconds for everything.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    figure: Annotated[Path | None, typer.Option(help="Also draw step time over bucket size here (.png).")] = None,
+) -> None:
+    """Choose the bucket size of your own model: predict all from one run, measure the few that could be best.
+    Exit code: 0 done, 1 the run failed, 2 the input cannot be."""
+    from course_lib.tune.command import RunFailure, tune_command
+
+    try:
+        tune_command(model, ranks=ranks, fabric=fabric, micro_steps=micro_steps, caps=target_caps,
+                     candidates=candidates, repeats=repeats, timeout_s=timeout, as_json=as_json, figure=figure,
+                     write=typer.echo)
+    except ValueError as error:
+        _fail(f"{error}.", code=2)
+    except (RunFailure, OSError) as error:
+        _fail(str(error))
+
+
 def _fail(sentence: str, code: int = 1) -> None:
     """One sentence on standard error, no traceback."""
     typer.echo(f"course: {sentence}", err=True)

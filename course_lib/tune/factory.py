@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 import course_lib
-from course_lib.launch import control_group
+from course_lib.launch import context, control_group
 from course_lib.train import emulated
 from course_lib.tune.profile import ModelError
 
@@ -119,9 +119,9 @@ def workload(built: Any, micro_step: MicroStep | None = None) -> tuple[nn.Module
     if not isinstance(module, nn.Module):
         raise ModelError(f"the factory returned {_kind(module)} where a torch.nn.Module was expected: return a module, "
                          "(module, batch) or (module, micro_step)")
-    if away := next((n for n, p in module.named_parameters() if p.device.type != "cpu"), None):
-        raise ModelError(f"parameter {away} is not on the CPU: tuning reads the host's clock, which on a GPU sees "
-                         "launches instead of work; keep the model on the CPU")
+    if context().fabric.kind == "nccl" or any(p.device.type != "cpu" for p in module.parameters()):
+        raise ModelError("tuning reads the host's clock, which on a GPU sees launches instead of work: keep the model "
+                         "on the CPU and name a shaped, paced or loopback fabric")
     _same_everywhere(module)
     return module, _checked(step)
 

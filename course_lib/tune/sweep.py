@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -133,14 +133,16 @@ def sweep(model: Callable[[], nn.Module], caps_mb: Sequence[float] = (1, 2, 3, 4
 
 def compare(model: Callable[[], nn.Module], variants: Mapping[str, tuple[str, Mapping[str, Any]]], *, ranks: int = 2,
             fabric: str | Fabric = "auto", micro_steps: int = 1, repeats: int = 7,
-            micro_step: Callable[[nn.Module], Any] | None = None, timeout_s: float = 300.0) -> dict[str, Measured]:
+            micro_step: Callable[[nn.Module], Any] | None = None, every: Collection[str] = (),
+            timeout_s: float = 300.0) -> dict[str, Measured]:
     """Measure strategies in alternation: `variants` maps a name to a strategy of `train.STRATEGIES` and its options.
+    Those named in `every` synchronise after every micro-step, the others once.
 
     >>> compare(load.model, {"once": ("no_sync", {}), "4 MB": ("bucketed", {"bucket_mb": 4})})  # doctest: +SKIP
     """
     refuse(repeats, micro_steps)
     rows = run(_compare_on_rank, model, dict(variants), micro_steps, repeats, micro_step or tiny_micro_step,
-               ranks=ranks, fabric=fabric, timeout_s=timeout_s)
+               frozenset(every), ranks=ranks, fabric=fabric, timeout_s=timeout_s)
     return merged(rows)
 
 
@@ -177,11 +179,11 @@ def tiny_micro_step(module: nn.Module) -> Any:
     return module(torch.ones(4)).square().mean()
 
 
-def _compare_on_rank(model, variants, micro_steps, repeats, micro_step):
+def _compare_on_rank(model, variants, micro_steps, repeats, micro_step, every):
     from course_lib.tune.alternate import alternate
     from course_lib.tune.update import Updates
     updates = Updates(model, micro_step, micro_steps)
-    return alternate({name: updates.of(*variant) for name, variant in variants.items()}, repeats,
+    return alternate({name: updates.of(*variant, name in every) for name, variant in variants.items()}, repeats,
                      provenance=updates.provenance)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,13 +31,13 @@ class Updates:
         kind = emulated.PROVENANCE if self._emulates else "measured (cpu)"
         self.provenance = f"{kind}, {context().spec.provenance}"
 
-    def of(self, strategy: str, options: Mapping[str, Any]) -> Step:
-        """All micro-steps of one update under `strategy`, the gradient synchronised at its end."""
+    def of(self, strategy: str, options: Mapping[str, Any], every: bool = False) -> Step:
+        """All micro-steps of one update under `strategy`, the gradient synchronised at its end or after `every` one."""
         wrapped = wrap(strategy, self._model(), **options)
         phases = self._phases(wrapped)
 
         def step() -> None:
-            with wrapped.no_sync():
+            with nullcontext() if every else wrapped.no_sync():
                 for _ in range(self._micro_steps - 1):
                     self._backward(wrapped, phases)
             self._backward(wrapped, phases)
