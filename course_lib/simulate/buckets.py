@@ -160,7 +160,7 @@ def best_plan(profile: GradientProfile, link: LinkCost) -> BucketPlan:
     return _cut(profile, ends[::-1])
 
 
-def _full(profile: GradientProfile, plan: BucketPlan) -> list[tuple[float, float, float]]:
+def launches(profile: GradientProfile, plan: BucketPlan) -> list[tuple[float, float, float]]:
     """(first gradient ready, last gradient ready, launched) of every bucket. Buckets are launched in plan
     order on every rank, so one that is full early still waits for those before it."""
     at = dict(zip(profile.names, profile.ready_s))
@@ -174,7 +174,7 @@ def finish_times(profile: GradientProfile, link: LinkCost, plan: BucketPlan) -> 
     """f_i = max(f_{i−1}, r_i) + c(S_i) of every bucket, in seconds from the start of the last backward.
     The plan may be in any order: forward-order buckets are full late and finish late."""
     out: list[float] = []
-    for (_, _, launched), size in zip(_full(profile, plan), plan.bytes):
+    for (_, _, launched), size in zip(launches(profile, plan), plan.bytes):
         out.append(max(out[-1] if out else 0.0, launched) + link.cost(size))
     return tuple(out)
 
@@ -200,7 +200,7 @@ def _spans(profile: GradientProfile, link: LinkCost, plan: BucketPlan, finish: S
         yield "compute", "device", f"backward {k}", k * micro + profile.Tf, (k + 1) * micro, -1, -1
     if profile.To:
         yield "compute", "device", "optimizer", step_s - profile.To, step_s, -1, -1
-    for i, ((first, full, launched), size, end) in enumerate(zip(_full(profile, plan), plan.bytes, finish)):
+    for i, ((first, full, launched), size, end) in enumerate(zip(launches(profile, plan), plan.bytes, finish)):
         begin = max(launched, finish[i - 1] if i else 0.0)
         yield "fill", "bucket", f"bucket {i}", start + first, start + full, size, i
         yield "queue", "wire", f"bucket {i}", start + launched, start + begin, size, i
