@@ -1,0 +1,83 @@
+"""A wire in one process with two buffers: while one is in flight it holds nothing of use, and touching it is noted.
+
+Torch is imported where it is used: looking at a hint must not load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FlyingWork:
+    """The handle of one launch. The sum over ranks is in the buffer once it is waited for, not before."""
+
+    def __init__(self, wire: FlyingWire, number: int, buffer: int, total: Tensor) -> None:
+        self._wire, self.number, self.buffer, self.total = wire, number, buffer, total
+        self.waited_in: int | None = None
+
+    def wait(self, timeout: object = None) -> bool:
+        """On ranks this blocks until the buffer has arrived."""
+        if self.waited_in is None:
+            self.waited_in = self._wire.call
+            self._wire.land(self)
+        return True
+
+    def is_completed(self) -> bool:
+        """Asking in a loop is waiting too, so it is noted as that."""
+        return self.wait()
+
+
+class FlyingWire:
+    """`buffers[0]` and `buffers[1]`, and `launch(b)`, which starts the sum of one of them over `ranks` ranks.
+
+    The check sets `call` to the micro-step that is being told, or to the number of micro-steps in `finish`.
+    """
+
+    def __init__(self, ranks: int, elements: int) -> None:
+        import torch
+
+        self.ranks, self.call = ranks, 0
+        self.buffers = [torch.zeros(elements), torch.zeros(elements)]
+        self._flying: list[tuple[FlyingWork, int] | None] = [None, None]
+        self.begin([])
+
+    def begin(self, others: Sequence[Tensor]) -> None:
+        """A window. `others[k]` is what the other ranks add to the launch of micro-step k."""
+        self._others = others
+        self.works: list[FlyingWork] = []
+        self.added_in_flight: list[int] = []
+        self.overwritten: list[int] = []
+
+    def launch(self, buffer: int) -> FlyingWork:
+        """From here to the wait() the buffer belongs to the wire. Raises `ValueError` for what is no buffer, and when
+        more is launched than there are micro-steps."""
+        if buffer not in (0, 1):
+            raise ValueError(f"launch takes the number of a buffer, 0 or 1, not {buffer!r}")
+        if len(self.works) == len(self._others):
+            raise ValueError("launch was called more often than there are micro-steps; the other ranks expect no more")
+        flat = self.buffers[buffer]
+        self._look(buffer)
+        number = len(self.works)
+        work = FlyingWork(self, number, buffer, flat + self._others[number])
+        flat.fill_(float("nan"))
+        self._flying[buffer] = work, flat._version
+        self.works.append(work)
+        return work
+
+    def land(self, work: FlyingWork) -> None:
+        flight = self._flying[work.buffer]
+        if flight is not None and flight[0] is work:
+            self._look(work.buffer)
+            self._flying[work.buffer] = None
+            self.buffers[work.buffer].copy_(work.total)
+
+    def _look(self, buffer: int) -> None:
+        """Was the buffer touched since its launch, and how? What is added to NaN stays NaN."""
+        flight, flat = self._flying[buffer], self.buffers[buffer]
+        if flight is None or flat._version == flight[1]:
+            return
+        (self.added_in_flight if bool(flat.isnan().any()) else self.overwritten).append(flight[0].number)
