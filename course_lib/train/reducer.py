@@ -51,7 +51,9 @@ class Reducer:
     def lay_out(self, assignment: Sequence[Sequence[int]]) -> None:
         """(Re)make the buckets. Gradients that exist move into their new place and keep their values."""
         self.assignment = [list(b) for b in assignment]
-        self.buckets = [Bucket(i, [self.params[j] for j in members], i == len(assignment) - 1)
+        last = max((i for i, members in enumerate(self.assignment) if any(self.params[j].numel() for j in members)),
+                   default=-1)  # a bucket without elements is never launched
+        self.buckets = [Bucket(i, [self.params[j] for j in members], i == last)
                         for i, members in enumerate(self.assignment)]
         place = {j: (bucket, view) for bucket, members in zip(self.buckets, self.assignment)
                  for j, view in zip(members, bucket.views)}
@@ -94,13 +96,20 @@ class Reducer:
             self._launch(self.buckets[self.launched])
 
     def wait(self) -> None:
-        """Until every launched bucket holds its final gradient."""
+        """Until every launched bucket holds its final gradient. What failed is raised when nothing is on the wire
+        any more, so that the next window can begin."""
+        failed = None
         for bucket, handle in self.flying:
-            result = handle.wait()
-            if self.hook is not None:
-                bucket.set_buffer(result[0] if isinstance(result, list | tuple) else result)
+            try:
+                result = handle.wait()
+                if self.hook is not None:
+                    bucket.set_buffer(result[0] if isinstance(result, list | tuple) else result)
+            except Exception as error:
+                failed = failed or error
         self.flying.clear()
         self.launched = 0
+        if failed is not None:
+            raise failed
 
     def deliver(self, used: Sequence[bool]) -> None:
         """Make `.grad` of every parameter what its bucket holds. `used[i]` is False for a parameter that no

@@ -1,0 +1,260 @@
+"""What all schemes share: one comm hook, phases, memory that a skipped update leaves alone, checkpoints.
+
+A scheme is a generator, `phases(bucket)`: it issues a collective, yields its handle, is resumed when the bytes are
+there, and leaves the mean gradient in the bucket's buffer. Who resumes it, and on which thread, is decided here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.futures import Future
+
+from course_lib import record
+from course_lib.compress.memory import Memory, Names
+from course_lib.compress.second import second
+from course_lib.launch.wire import Wire
+from course_lib.train.bucket import Bucket
+from course_lib.train.control import Control, ranks_text
+
+Phases = Iterator[dist.Work]
+
+
+class NonFiniteGradient(RuntimeError):
+    """A gradient held an infinity or a NaN. Every rank raises it for the same bucket."""
+
+
+class Compressor:
+    """The state of a comm hook. Build it on every rank, from the module that is then wrapped:
+
+        state = TopK(model, k=0.01)
+        model = wrap("bucketed", model, comm_hook=hook, hook_state=state)        # or "ddp"
+
+    What is kept by parameter (residuals, velocity, warm start) changes only when every bucket of a backward pass
+    has arrived with finite numbers. A gradient that is not finite ends the backward with `NonFiniteGradient` on every
+    rank, or, with `on_nonfinite="nan"`, becomes NaN in its whole bucket on every rank, so that a gradient scaler skips
+    the update everywhere. Raises `ValueError` where the ranks were given different settings or models.
+    """
+
+    scheme = ""
+    has_second_phase = False
+
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None, on_nonfinite: str,
+                 **settings: Any) -> None:
+        name = type(self).__name__
+        if not dist.is_initialized():
+            raise RuntimeError(f"{name} needs a process group: construct it inside the function given to launch.run()")
+        if on_nonfinite not in ("raise", "nan"):
+            raise ValueError(f"on_nonfinite={on_nonfinite!r}: choose 'raise' or 'nan'")
+        self.group = dist.group.WORLD if process_group is None else process_group
+        self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        self.on_nonfinite = on_nonfinite
+        self.settings = {"scheme": self.scheme, **settings}
+        self.shapes = {n: tuple(p.shape) for n, p in module.named_parameters() if p.requires_grad}
+        self._name_of = {id(p): n for n, p in module.named_parameters() if p.requires_grad}
+        self.memories: dict[str, Memory] = {}
+        self.updates = 0
+        """Backward passes that were sent in full."""
+        self._second = second(self.group) if self.has_second_phase and not self._on_stream() else None
+        self._lock = threading.Lock()
+        self._flying, self._index, self._last, self._spoilt = 0, -1, False, False
+        self._agree()
+
+    def phases(self, bucket: Bucket) -> Phases:
+        """Replace the bucket's gradient by the (approximate) mean over ranks. Raises `NonFiniteGradient`, on all
+        ranks or none, from a place that all ranks reach."""
+        raise NotImplementedError
+
+    def reduce(self, bucket: Bucket) -> Future:
+        """What the hook does: a future of the bucket's buffer, in which the mean gradient then lies."""
+        self._enter(bucket)
+        steps = self.phases(bucket)
+        if bucket.buffer().is_cuda and self._on_stream():
+            return self._reduce_on_stream(steps, bucket)
+        first = next(steps)
+        if self._second is None:
+            return first.get_future().then(lambda done: self._finish(steps, bucket, done.value))
+        arrived: Future = Future()
+        self._second.put(lambda: self._issue_second(first, steps, bucket.index(), arrived))
+        return arrived.then(lambda done: self._finish(steps, bucket, lambda: _raise(done.value())))
+
+    def _issue_second(self, first: dist.Work, steps: Phases, index: int, arrived: Future) -> None:
+        """On the thread for second phases. `arrived` gets the error, or None once phase 2 is there."""
+        try:
+            first.wait()
+            with record.tag(index):
+                work = next(steps, None)
+        except Exception as error:  # belongs to whoever waits for the bucket
+            arrived.set_result(error)
+            return
+        if work is None:
+            arrived.set_result(None)
+        else:
+            work.get_future().then(lambda done: arrived.set_result(_error_of(done)))
+
+    def _reduce_on_stream(self, steps: Phases, bucket: Bucket) -> Future:
+        """NCCL: both phases are issued by the hook on one group, so their order is that of the buckets everywhere.
+        To wait for one is to let a side stream wait. Only the test for finite numbers holds the host up."""
+        device = bucket.buffer().device
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        future: Future = Future(devices=[device])
+        with torch.cuda.stream(side):
+            def all_phases() -> None:
+                for work in steps:
+                    work.wait()
+            future.set_result(self._finish(steps, bucket, all_phases))
+        return future
+
+    def _finish(self, steps: Phases, bucket: Bucket, wait: Any) -> torch.Tensor:
+        """Take the last step of a bucket, and of a backward pass if no other bucket of it is on its way."""
+        finite = False
+        try:
+            wait()
+            for _ in steps:
+                raise AssertionError(f"{self.scheme}: a phase too many")
+            finite = True
+        except NonFiniteGradient:
+            if self.on_nonfinite == "raise":
+                raise
+            bucket.buffer().fill_(float("nan"))
+        finally:
+            self._leave(finite)
+        return bucket.buffer()
+
+    # a backward pass: from its first bucket until all of its buckets have arrived
+
+    def _enter(self, bucket: Bucket) -> None:
+        with self._lock:
+            if bucket.index() <= self._index:  # the last backward never came to its end, and its window was dropped
+                self._forget()
+            self._flying += 1
+            self._index, self._last = bucket.index(), bucket.is_last()
+
+    def _leave(self, finite: bool) -> None:
+        with self._lock:
+            self._flying -= 1
+            self._spoilt |= not finite
+            if self._flying or not self._last:
+                return
+            if not self._spoilt:
+                self.updates += 1
+                for memory in self.memories.values():
+                    memory.commit()
+            self._forget()
+
+    def _forget(self) -> None:
+        for memory in self.memories.values():
+            memory.discard()
+        self._index, self._last, self._spoilt = -1, False, False
+
+    # for schemes
+
+    @property
+    def second_group(self) -> dist.ProcessGroup:
+        """Where phase 2 is issued."""
+        return self.group if self._second is None else self._second.group
+
+    def names(self, bucket: Bucket) -> Names:
+        try:
+            return tuple(self._name_of[id(p)] for p in bucket.parameters())
+        except KeyError:
+            raise ValueError(f"{type(self).__name__} was built from another module than the one that is wrapped: a "
+                             "bucket holds a parameter it does not know; build it from the module you wrap") from None
+
+    def compensated(self, bucket: Bucket, gradient: torch.Tensor | None = None) -> torch.Tensor:
+        """Gradient plus residual, 1-D, in float32 at least. With error feedback it lies in the residual's next
+        value: subtract from it what is sent. Without, it is the caller's to change."""
+        flat = bucket.buffer() if gradient is None else gradient
+        wide = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        if "residual" not in self.memories:
+            return wide.clone()
+        names, residual = self.names(bucket), self.memories["residual"]
+        return torch.add(wide, residual.read(names, wide), out=residual.write(names, wide))
+
+    def keep_residual(self) -> None:
+        """Error feedback: what is not sent now is added to the next gradient. It belongs to this rank."""
+        self.memories["residual"] = Memory({n: _numel(shape) for n, shape in self.shapes.items()})
+
+    # checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on as if it had not stopped. Save one a rank: residuals differ."""
+        return {"settings": dict(self.settings), "size": self.size, "rank": self.rank, "shapes": dict(self.shapes),
+                "updates": self.updates, "memories": {n: m.state_dict() for n, m in self.memories.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises `ValueError`, with nothing changed, for the state of another scheme, model, rank or number of
+        ranks."""
+        name = type(self).__name__
+        if state["settings"] != self.settings:
+            raise ValueError(f"the state was saved with {state['settings']}, and this is {self.settings}; build {name} "
+                             "with the settings of the state")
+        if state["size"] != self.size:
+            raise ValueError(f"the state was saved on {state['size']} ranks and there are {self.size}: a residual "
+                             f"belongs to its rank. Resume on {state['size']} ranks, or start without a state")
+        if state["rank"] != self.rank:
+            raise ValueError(f"the state is that of rank {state['rank']} and this is rank {self.rank}: a residual "
+                             "belongs to its rank. Save and load one state a rank")
+        if state["shapes"] != self.shapes:
+            raise ValueError(f"the state belongs to another model ({_difference(state['shapes'], self.shapes)}); build "
+                             "the model it was saved with, or start without a state")
+        for key, memory in self.memories.items():
+            memory.load_state_dict(state["memories"][key])
+        self.updates = state["updates"]
+        self._forget()
+
+    # small things
+
+    def wire_bytes(self) -> float:
+        """Bytes this rank has sent on the wires of both phases, by the ring formula. Raises `RuntimeError` where the
+        groups are not Wires."""
+        groups = {self.group, self.second_group}
+        if not all(isinstance(g, Wire) for g in groups):
+            raise RuntimeError("only a Wire counts bytes: use fabric='shaped', 'paced' or 'loopback'")
+        return sum(g.traffic.total_bytes for g in groups)
+
+    def _on_stream(self) -> bool:
+        return not isinstance(self.group, Wire) and "nccl" in str(dist.get_backend_config(self.group))
+
+    def _agree(self) -> None:
+        control = Control(self.group)
+        mine = hashlib.sha256(repr((self.settings, self.on_nonfinite, self.shapes)).encode()).digest()
+        theirs = control.exchange(mine, f"the start of {type(self).__name__}")
+        if other := [r for r, d in zip(control.ranks, theirs) if d != theirs[0]]:
+            raise ValueError(f"{ranks_text(other)} built {type(self).__name__} with other settings or another model "
+                             f"than rank {control.ranks[0]}; give every rank the same")
+
+
+def hook(state, bucket):  # DDP takes no annotations that are strings, as they are in this file
+    """The comm hook of every scheme: `comm_hook=hook, hook_state=TopK(model, k=0.01)`, or DDP's own
+    `register_comm_hook(state, hook)`."""
+    return state.reduce(bucket)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _error_of(done: Future) -> Exception | None:
+    try:
+        done.value()
+    except Exception as error:
+        return error
+    return None
+
+
+def _difference(saved: Mapping[str, tuple], mine: Mapping[str, tuple]) -> str:
+    name = next(n for n in (*saved, *mine) if saved.get(n) != mine.get(n))
+    return f"{name!r} is {saved.get(name, 'not there')} in the state and {mine.get(name, 'not there')} here"

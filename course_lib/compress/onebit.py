@@ -1,0 +1,145 @@
+"""One bit an entry: signs, and one scale for each parameter.
+
+Two phases, so that bytes do not grow with the ranks. Every rank owns one part of every parameter. In phase 1 it
+receives all ranks' signs of its parts (all-to-all) and averages them; the mean is no longer ±scale, so it is
+compressed again, with a residual of its own, and in phase 2 everybody gets every part (all-gather).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import embedding, pad
+
+from course_lib.compress.compressor import Compressor, NonFiniteGradient, Phases
+from course_lib.compress.memory import Memory
+from course_lib.train.bucket import Bucket
+
+# As a little-endian number, eight bytes that are 0 or 1 times this have the eight bits in their highest byte.
+_GATHER = 0x0102040810204080
+_SCALE_BYTES = 4
+
+
+def part_of(numel: int, ranks: int) -> int:
+    """Entries of a parameter that one rank owns: `numel` over `ranks`, rounded up to 32, which is 4 bytes of signs.
+    The last ranks own fewer, or none."""
+    return -(-numel // (32 * ranks)) * 32
+
+
+def pack(bits: torch.Tensor) -> torch.Tensor:
+    """bool (8·n,) to uint8 (n,), the first bit lowest."""
+    words = bits.view(torch.int64) * _GATHER
+    return words.view(torch.uint8)[7::8].contiguous()
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 (…, n) to float32 (…, 8·n): +1 for a bit that is 0, −1 for one that is 1."""
+    return embedding(packed.int(), _table(packed.device)).flatten(-2)
+
+
+@lru_cache
+def _table(device: torch.device) -> torch.Tensor:
+    """The eight signs of every byte, (256, 8)."""
+    return (1.0 - 2.0 * (torch.arange(256)[:, None] >> torch.arange(8) & 1)).to(device, torch.float32)
+
+
+def compress(x: torch.Tensor, numel: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, signs) of the 1-D x: mean|x| with no dimensions, and its sign bits as uint8, padded with zeros to
+    `numel` entries (default: the next multiple of 8).
+
+    Of all ±s the mean of |x| has the smallest squared error (Seide 2014; Karimireddy 2019, arXiv 1901.09847).
+    """
+    numel = -(-x.numel() // 8) * 8 if numel is None else numel
+    scale = x.abs().mean() if x.numel() else x.new_zeros(())
+    return scale, pack(pad(torch.signbit(x), (0, numel - x.numel())))
+
+
+def decompress(scale: torch.Tensor, signs: torch.Tensor, numel: int) -> torch.Tensor:
+    """1-D float32 of length `numel`, every entry ±scale."""
+    return unpack(signs)[:numel] * scale
+
+
+class OneBit(Compressor):
+    """Scaled signs in two phases, both with error feedback: 2(W−1)/W·(1/8 byte an entry), 1/32 of float32.
+
+    Tang 2021 (1-bit Adam, arXiv 2102.02888, section 4) has the same exchange with one scale a bucket. Without
+    `error_feedback` the scheme is biased and training stalls. The second residual is that of the parts a rank owns, so
+    it too stays on the rank.
+    """
+
+    scheme = "onebit"
+    has_second_phase = True
+
+    def __init__(self, module: nn.Module, *, error_feedback: bool = True, on_nonfinite: str = "raise",
+                 process_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(module, process_group, on_nonfinite, error_feedback=error_feedback)
+        if error_feedback:
+            self.keep_residual()
+            self.memories["second residual"] = Memory({n: self._owned(size) for n, size in
+                                                       self.memories["residual"].sizes.items()})
+
+    def _owned(self, numel: int) -> int:
+        part = part_of(numel, self.size)
+        return max(0, min(part, numel - self.rank * part))
+
+    def phases(self, bucket: Bucket) -> Phases:
+        sizes = [p.numel() for p in bucket.parameters()]
+        parts = [part_of(size, self.size) for size in sizes]
+        left = self.compensated(bucket)
+
+        rows = _rows(left.split(sizes), parts, self.size)
+        received = torch.empty_like(rows)
+        yield dist.all_to_all_single(received, rows, group=self.group, async_op=True)
+
+        scales, signs = _columns(received, parts)
+        if not torch.isfinite(scales).all():
+            raise self._not_finite(bucket, scales)
+        mean = self._mean(bucket, sizes, scales.T / self.size, signs)
+        row = _rows(mean.split([self._owned(size) for size in sizes]), parts, 1).view(-1)
+        gathered = row.new_empty(self.size, len(row))
+        yield dist.all_gather(list(gathered), row, group=self.second_group, async_op=True)
+
+        scales, signs = _columns(gathered, parts)
+        for size, scale, sign, out in zip(sizes, scales.T, signs, bucket.gradients()):
+            values = unpack(sign).mul_(scale[:, None])
+            out.copy_(values.view(-1)[:size].view(out.shape))
+
+    def _mean(self, bucket: Bucket, sizes: Sequence[int], scales: torch.Tensor,
+              signs: Iterator[torch.Tensor]) -> torch.Tensor:
+        """Mean over ranks of what they sent for the parts this rank owns, with their residual: 1-D, where that
+        residual's next value is to be left. `scales` is (parameters, ranks), already divided by the ranks."""
+        owned = [self._owned(size) for size in sizes]
+        sums = [scale @ unpack(sign)[:, :own] for scale, sign, own in zip(scales, signs, owned)]
+        if "second residual" not in self.memories:
+            return torch.cat(sums)
+        names, memory = self.names(bucket), self.memories["second residual"]
+        mean = torch.cat(sums, out=memory.write(names, sums[0]))
+        return mean.add_(memory.read(names, mean))
+
+    def _not_finite(self, bucket: Bucket, scales: torch.Tensor) -> NonFiniteGradient:
+        rank, index = (~torch.isfinite(scales)).nonzero()[0].tolist()
+        return NonFiniteGradient(f"rank {rank}: the gradient of {self.names(bucket)[index]!r} is not finite; the "
+                                 "residuals are as they were")
+
+
+def _rows(values: Sequence[torch.Tensor], parts: Sequence[int], ranks: int) -> torch.Tensor:
+    """What travels, uint8, a row for each of `ranks`: the float32 scales of all parameters, then the signs of the
+    rank's part of each. Leaves in every one of `values` what was not sent of it."""
+    scales, signs = [], []
+    for x, part in zip(values, parts):
+        scale, bits = compress(x, ranks * part)
+        scales.append(scale.float())
+        signs.append(bits.view(ranks, part // 8))
+        x.sub_(torch.copysign(scales[-1].to(x.dtype), x))
+    head = torch.stack(scales).view(torch.uint8)
+    return torch.cat([head.expand(ranks, -1), *signs], dim=1)
+
+
+def _columns(rows: torch.Tensor, parts: Sequence[int]) -> tuple[torch.Tensor, Iterator[torch.Tensor]]:
+    """Scales (ranks, parameters), and the signs of each parameter, uint8 (ranks, part/8)."""
+    head = _SCALE_BYTES * len(parts)
+    return rows[:, :head].view(torch.float32), iter(rows[:, head:].split([part // 8 for part in parts], dim=1))

@@ -1,0 +1,219 @@
+"""Every scheme on real ranks, under our reducer and stock DDP, against numpy in one process."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.compress import SCHEMES, OneBit, PowerSGD, TopK, hook, volumes
+from course_lib.launch import Fabric, run
+from course_lib.launch.fabric import shaped_works
+from course_lib.train import wrap
+from course_lib.train.bucket import Bucket
+from tests.compress.given import OPTIONS, SHAPES, Given, flat, gradient, reference, train, wrapped_with
+from tests.train import cases
+
+needs_shaped = pytest.mark.skipif(not shaped_works(), reason="ip and tc do not work in a user namespace here")
+UPDATES = range(4)
+TOLERANCE = {"fp16": 2e-3, "bf16": 2e-2}
+
+
+def against_numpy():
+    torch.set_num_threads(1)
+    rank, out = dist.get_rank(), {}
+    for scheme, options in OPTIONS.items():
+        for kind, more in (("bucketed", {}), ("bucketed", {"gradient_as_bucket_view": False}), ("ddp", {})):
+            model = Given()
+            state = SCHEMES[scheme](model, **options)
+            grads = train(wrapped_with(state, model, kind, **more), rank, UPDATES)
+            out[scheme, kind, bool(more)] = grads, state.updates
+    model = Given()
+    q = PowerSGD(model, **OPTIONS["powersgd"])
+    return out, {n: q._first_q(n) for n in q.factors}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_gradients_are_those_of_numpy_whatever_the_buckets(ranks) -> None:
+    results = run(against_numpy, ranks=ranks, fabric="loopback")
+    first_q = results[0][1].__getitem__
+    expected = {scheme: reference(scheme, ranks, UPDATES, first_q=first_q) for scheme in OPTIONS}
+    for case, (first, updates) in results[0][0].items():
+        assert updates == len(UPDATES)
+        for update, grads in enumerate(first):
+            for name, grad in grads.items():
+                want = expected[case[0]][update][name]
+                scale = np.abs(want).max(initial=1e-6)
+                np.testing.assert_allclose(flat(grad), want, atol=TOLERANCE.get(case[0], 1e-4) * scale,
+                                           err_msg=f"{case}, update {update}, {name}")
+                for other in results[1:]:
+                    assert torch.equal(other[0][case][0][update][name], grad), (case, update, name)
+
+
+def options_of_schemes():
+    rank, out = dist.get_rank(), {}
+    for name, state_of in {"onebit": lambda m: OneBit(m, error_feedback=False),
+                           "topk": lambda m: TopK(m, k=0.1, error_feedback=False),
+                           "momentum": lambda m: TopK(m, k=0.1, momentum=0.9)}.items():
+        model = Given()
+        out[name] = train(wrapped_with(state_of(model), model), rank, UPDATES)
+    model = Given()
+    warming = wrapped_with(TopK(model, k=0.01, warm_up=2, error_feedback=False), model)
+    out["kept"] = [int(g["wide"].count_nonzero()) for g in train(warming, rank, UPDATES)]
+    return out
+
+
+def test_without_error_feedback_with_momentum_correction_and_with_warm_up() -> None:
+    (got, _) = run(options_of_schemes, ranks=2, fabric="loopback")
+    for name, scheme, more in (("onebit", "onebit", {"feedback": False}), ("topk", "topk", {"feedback": False}),
+                               ("momentum", "topk", {"momentum": 0.9})):
+        for grads, want in zip(got[name], reference(scheme, 2, UPDATES, **more)):
+            for n in SHAPES:
+                np.testing.assert_allclose(flat(grads[n]), want[n], atol=1e-5 * np.abs(want[n]).max(initial=1e-6))
+    entries = 20 * 33  # two ranks choose different entries, nearly always
+    for kept, share in zip(got["kept"], (0.01 ** (1 / 3), 0.01 ** (2 / 3), 0.01, 0.01)):
+        assert share * entries - 1 <= kept <= 2 * share * entries + 2
+
+
+def on_models():
+    """All entries sent, so that the result must be the dense one, on models that are hard for reducers."""
+    torch.set_num_threads(1)
+    out = {}
+    for name in ("tied", "frozen", "unused", "odd sizes", "bf16", "mixed types", "ragged tail"):
+        case = cases.CASES[name]
+        for kind in ("bucketed", "ddp"):
+            grads = []
+            for scheme in (None, *OPTIONS):
+                model = cases.make_model(name)
+                options = {"k": 1.0} if scheme == "topk" else OPTIONS.get(scheme, {})
+                state = SCHEMES[scheme](model, **options) if scheme else None
+                more = {"find_unused": True} if case.unused or (name == "ragged tail" and kind == "ddp") else {}
+                if state is not None:
+                    more |= {"comm_hook": hook, "hook_state": state}
+                wrapped = wrap(kind, model, **more)
+                for window in cases.windows(name, dist.get_rank(), 1):
+                    wrapped.zero_grad()
+                    summed, count = case.loss_of(wrapped, window[0])
+                    (summed / max(1, count)).backward()
+                    wrapped.finish_gradient_synchronization()
+                grads.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
+            out[name, kind] = dict(zip((None, *OPTIONS), grads))
+    return out
+
+
+def test_tied_frozen_unused_and_half_precision_parameters() -> None:
+    results = run(on_models, ranks=2, fabric="loopback")
+    for case, schemes in results[0].items():
+        for scheme, grads in schemes.items():
+            for name, grad in grads.items():
+                dense = schemes[None][name]
+                assert (grad is None) == (dense is None), (case, scheme, name)
+                if grad is None:
+                    continue
+                assert torch.equal(grad, results[1][case][scheme][name]), (case, scheme, name)
+                if scheme in ("topk", "bf16", "fp16"):
+                    assert torch.allclose(grad, dense, rtol=0.02, atol=0.02 * float(dense.abs().sum())), (case, scheme)
+
+
+def torch_hooks():
+    """The hooks of torch and ours on the same bucket, one bucket: theirs waits inside a callback."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+    shapes = {n: shape for n, shape in SHAPES.items() if math.prod(shape) > 1}  # theirs knows no scalar
+    model, rank, out = Given(shapes), dist.get_rank(), {}
+
+    def bucket(update: int) -> Bucket:
+        made = Bucket(0, list(model.parameters()), last=True)
+        for view, grad in zip(made.gradients(), gradient(rank, update, shapes).values()):
+            view.copy_(grad)
+        return made
+
+    ours = PowerSGD(model, rank=2)
+    theirs = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    theirs.iter = 2
+    theirs.q_memory_dict[0] = torch.cat([ours._first_q(n) for n in ours.factors])
+    theirs.p_memory_dict[0] = torch.empty(sum(f[0] * f[2] for f in ours.factors.values()))
+    pairs = {"fp16": (SCHEMES["fp16"](model), default_hooks.fp16_compress_hook, None),
+             "bf16": (SCHEMES["bf16"](model), default_hooks.bf16_compress_hook, None),
+             "powersgd": (ours, powerSGD_hook, theirs)}
+    for name, (mine, their_hook, their_state) in pairs.items():
+        out[name] = []
+        for update in UPDATES:
+            made = hook(mine, bucket(update)).wait().clone()
+            out[name].append((made, their_hook(their_state, bucket(update)).wait()))
+    large = Bucket(0, [torch.nn.Parameter(torch.zeros(2))], last=True)
+    large.flat.copy_(torch.tensor([1e5, 4.0]) if rank == 0 else torch.tensor([0.0, 4.0]))
+    out["large"] = hook(pairs["fp16"][0], large).wait()
+    return out
+
+
+def test_results_are_those_of_the_hooks_of_torch() -> None:
+    for got in run(torch_hooks, ranks=2, fabric="loopback"):
+        for ours, theirs in got["fp16"] + got["bf16"]:
+            assert torch.equal(ours, theirs)  # dividing by 2 is exact
+        for ours, theirs in got["powersgd"]:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        assert got["large"].tolist() == [50016.0, 4.0]  # one gradient alone is out of float16's range, its mean is not
+
+
+def out_of_step(plain_gloo: bool):
+    """Ranks that are late at different buckets, and collectives of the user's between the phases."""
+    rank = dist.get_rank()
+    group = dist.new_group(backend="gloo") if plain_gloo else None
+    totals = []
+    for state_of in (lambda m: OneBit(m, process_group=group), lambda m: PowerSGD(m, rank=1, process_group=group)):
+        shapes = {f"p{i}": (24, 40) for i in range(6)}
+        model = Given(shapes)
+        state = state_of(model)
+        for update in range(3):
+            futures = []
+            for i, param in enumerate(model.parameters()):
+                bucket = Bucket(i, [param], last=i == 5)
+                bucket.flat.copy_(gradient(rank, update, shapes)[f"p{i}"].view(-1))
+                futures.append(hook(state, bucket))
+                if i % 2 == rank:
+                    time.sleep(0.01)
+                one = torch.ones(1)
+                dist.all_reduce(one, group=group)
+            totals += [float(f.wait().norm()) for f in futures]
+        assert state.updates == 3
+    return totals
+
+
+@pytest.mark.parametrize("fabric", ["loopback", Fabric(gbit=1.0, latency_us=500, kind="paced"),
+                                    pytest.param(Fabric(gbit=1.0, latency_us=500, kind="shaped"), marks=needs_shaped)],
+                         ids=["loopback", "paced", "shaped"])
+@pytest.mark.parametrize("plain_gloo", [False, True])
+def test_second_phases_keep_their_order_when_ranks_are_out_of_step(fabric, plain_gloo) -> None:
+    first, second = run(out_of_step, plain_gloo, ranks=2, fabric=fabric, timeout_s=30)
+    assert first == second
+
+
+def counted():
+    out = {}
+    for scheme, options in OPTIONS.items():
+        model = Given()
+        state = SCHEMES[scheme](model, **options)
+        wrapped = wrapped_with(state, model)
+        before = state.wire_bytes()
+        train(wrapped, dist.get_rank(), range(3))
+        out[scheme] = (state.wire_bytes() - before) / 3
+    return out
+
+
+def expected_bytes(ranks: int, shapes) -> dict[str, float]:
+    return {"fp16": volumes.half(shapes, ranks), "bf16": volumes.half(shapes, ranks),
+            "onebit": volumes.one_bit(shapes, ranks), "topk": volumes.top_k(shapes, ranks, OPTIONS["topk"]["k"]),
+            "powersgd": volumes.power_sgd(shapes, ranks, OPTIONS["powersgd"]["rank"])}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_bytes_on_the_wire_are_the_closed_form(ranks) -> None:
+    want = expected_bytes(ranks, list(SHAPES.values()))
+    for got in run(counted, ranks=ranks, fabric="loopback"):
+        # the parameter without elements has 4 bytes of scales nobody sends in a bucket that is never launched
+        assert {k: pytest.approx(v, abs=16 * ranks) for k, v in want.items()} == got
