@@ -197,7 +197,7 @@ def tune(
     except ValueError as error:
         _fail(f"{error}.", code=2)
     except (RunFailure, OSError) as error:
-        _fail(str(error))
+        _fail(f"{error}.")
 
 
 def _fail(sentence: str, code: int = 1) -> None:

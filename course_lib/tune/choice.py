@@ -123,12 +123,17 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join((name, *numbers)).rstrip()
 
 
+def cap_mb(name: str) -> float:
+    """The cap that a layout is named after: 4.0 for `"4 MB"`."""
+    return float(name.removesuffix(" MB"))
+
+
 def _arguments(choice: Choice, name: str) -> dict[str, Any]:
     if name == DEFAULT:
         return {}
     if name == PLAN:
         return ddp_arguments(choice.predicted[PLAN].plan)
-    return {"bucket_cap_mb": float(name.split()[0])}
+    return {"bucket_cap_mb": cap_mb(name)}
 
 
 def _judge(choice: Choice) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from course_lib.launch import Fabric, run
 from course_lib.simulate.buckets import MB, GradientProfile, Prediction, best_plan, predict, uniform_plan
 from course_lib.simulate.link import LinkCost
-from course_lib.tune.choice import DEFAULT, PLAN, Choice
+from course_lib.tune.choice import DEFAULT, PLAN, Choice, cap_mb
 from course_lib.tune.sweep import check_caps, label, merged, message_sizes, refuse
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def choose(model: Callable[[], Any], micro_step: Callable[[nn.Module], Any] | No
         raise ValueError("no bucket size to try: give at least one, in MB")
     if candidates < 2:
         raise ValueError(f"candidates={candidates}: measure at least 2, DDP's default and one to compare it with")
-    rows = run(_on_rank, model, micro_step, micro_steps, tuple(sorted(set(caps_mb))), candidates, repeats, ranks=ranks,
-               fabric=fabric, timeout_s=timeout_s)
+    rows = run(choose_on_rank, model, micro_step, micro_steps, sorted(set(caps_mb)), candidates, repeats,
+               ranks=ranks, fabric=fabric, timeout_s=timeout_s)
     profile, link, predicted, _ = rows[0]
     return Choice(profile, link, predicted, merged([row[3] for row in rows]))
 
@@ -66,7 +66,14 @@ def shortlist(predicted: dict[str, Prediction], candidates: int, with_plan: bool
     return chosen[:candidates]
 
 
-def _on_rank(model, micro_step, micro_steps, caps_mb, candidates, repeats):
+def layouts(predicted: dict[str, Prediction]) -> dict[str, dict[str, Any]]:
+    """Options of `train.StockDDP` for every layout that was predicted."""
+    found = {name: {"bucket_mb": cap_mb(name), "first_bucket_mb": None} for name in predicted
+             if name not in (DEFAULT, PLAN)}
+    return found | {DEFAULT: {}, PLAN: {"bucket_caps_mb": [b / MB for b in predicted[PLAN].plan.bytes]}}
+
+
+def choose_on_rank(model, micro_step, micro_steps, caps_mb, candidates, repeats):
     """The rank's side of `choose`. Profile and fit are the same on all ranks, so all make the same choice."""
     import torch.distributed as dist
 
@@ -87,8 +94,7 @@ def _on_rank(model, micro_step, micro_steps, caps_mb, candidates, repeats):
     profile = updates.observer.profile(micro_steps, skip=micro_steps)
     link = measure(sizes=message_sizes(profile.total_bytes))
     predicted = predictions(profile, link, caps_mb)
-    options = {DEFAULT: {}, PLAN: {"bucket_caps_mb": [b / MB for b in predicted[PLAN].plan.bytes]}}
-    options |= {label(cap): {"bucket_mb": cap, "first_bucket_mb": None} for cap in caps_mb}
+    options = layouts(predicted)
     steps = {"compute": compute, "comm": updates.communication(profile.total_bytes),
              "serial": updates.of("no_sync", {})}
     steps |= {name: updates.of("ddp", options[name]) for name in shortlist(predicted, candidates, takes_caps())}

@@ -13,7 +13,7 @@ from typing import Any
 from course_lib.launch import RankFailed, RunError, RunTimeout
 from course_lib.launch.fabric import as_fabric
 from course_lib.simulate.buckets import MB, predict, uniform_plan
-from course_lib.tune.choice import Choice
+from course_lib.tune.choice import Choice, cap_mb
 from course_lib.tune.choose import choose
 from course_lib.tune.factory import Factory
 from course_lib.tune.profile import ModelError
@@ -61,10 +61,21 @@ def _choose(factory: Factory, **options: Any) -> Choice:
         last = error.traceback_text.strip().splitlines()[-1]
         raise RunFailure(f"rank {error.rank} failed: {last}") from error
     except RunTimeout as error:
-        said = takewhile(lambda line: not line.endswith("stands at:"), str(error).splitlines())
-        raise RunFailure(" ".join([*said, "Give a longer --timeout, or less work a micro-step."])) from error
+        stood = _where_it_stood(str(error))
+        raise RunFailure(f"{stood}. Give a longer --timeout, or less work a micro-step") from error
     except RunError as error:
         raise RunFailure(str(error)) from error
+
+
+def _where_it_stood(said: str) -> str:
+    """Who waited for whom, and the innermost line of each silent rank, out of the words of a `RunTimeout`."""
+    lines = said.splitlines()
+    parts = list(takewhile(lambda line: not line.endswith("stands at:"), lines))
+    for i, line in enumerate(lines):
+        frame = next((at.strip() for at in lines[i + 1:] if at.strip().startswith("File")), "")
+        if line.endswith("stands at:") and frame:
+            parts.append(f"{line.removesuffix(':')} {frame.removeprefix('File ')}")
+    return "; ".join(part.rstrip(".") for part in parts)
 
 
 def text(found: Choice, scale: float, fabric: str) -> str:
@@ -101,7 +112,7 @@ def picture(found: Choice, title: str):
     """The predicted curve with the measured caps on it; the recommended layout is a level, as is T_floor."""
     from course_lib.show import curve
 
-    caps = sorted(float(n.removesuffix(" MB")) for n in found.predicted if n.endswith(" MB"))
+    caps = sorted(cap_mb(n) for n in found.predicted if n.endswith(" MB"))
     ratio = max(2.0, caps[-1] / caps[0])
     grid = sorted({*caps, *(caps[0] * ratio ** (i / 48) for i in range(49))})
     line = [(cap, predict(found.profile, found.link, uniform_plan(found.profile, cap * MB)).step_s * 1e3)

@@ -64,7 +64,7 @@ class Factory:
             if found is None:
                 raise ModelError(f"{source} has no {name!r}: give the name of a function in it that builds the model")
         if not callable(found):
-            raise ModelError(f"{self.spec} is a {type(found).__name__}, not a function: let a function return it")
+            raise ModelError(f"{self.spec} is {_kind(found)}, not a function: let a function return it")
         with users_code(f"the factory {self.spec}"):
             return found()
 
@@ -117,8 +117,8 @@ def workload(built: Any, micro_step: MicroStep | None = None) -> tuple[nn.Module
     in the micro-step when a loss is not a finite number. Collective call: every rank must have built the same model."""
     module, step = _parts(built, micro_step)
     if not isinstance(module, nn.Module):
-        raise ModelError(f"the factory returned {_kind(module)} where a torch.nn.Module was expected: return a module, "
-                         "(module, batch) or (module, micro_step)")
+        raise ModelError(f"what the factory returned is {_kind(module)} where a torch.nn.Module was expected: return "
+                         "a module, (module, batch) or (module, micro_step)")
     if context().fabric.kind == "nccl" or any(p.device.type != "cpu" for p in module.parameters()):
         raise ModelError("tuning reads the host's clock, which on a GPU sees launches instead of work: keep the model "
                          "on the CPU and name a shaped, paced or loopback fabric")
@@ -155,8 +155,8 @@ def _checked(step: MicroStep) -> MicroStep:
         with users_code("the micro-step"):
             loss = step(module)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
-            raise ModelError(f"the micro-step returned {_kind(loss)}: return the loss, one number that depends on "
-                             "parameters which require a gradient")
+            raise ModelError(f"what the micro-step returned is {_kind(loss)}: return the loss, one number that depends "
+                             "on parameters which require a gradient")
         if not loss.isfinite().all():
             raise ModelError(f"the loss is {loss.item():g} on rank {dist.get_rank()}: mend that first, a step that "
                              "trains nothing is not worth tuning")
@@ -167,7 +167,7 @@ def _checked(step: MicroStep) -> MicroStep:
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
-    return f"a {type(value).__name__}"
+    return f"of type {type(value).__name__}"
 
 
 def _same_everywhere(module: nn.Module) -> None:
