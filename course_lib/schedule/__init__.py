@@ -1,0 +1,10 @@
+"""Pipeline schedules as data: generators, passes, a proof that they run. `schedule.execute` runs them on ranks and
+`simulate.pipeline` predicts them; nothing that is imported here needs torch."""
+
+from course_lib.schedule.action import Action, Op, Schedule, ScheduleError
+from course_lib.schedule.check import Facts, check
+from course_lib.schedule.generators import gpipe, interleaved, one_f_one_b, zb_v, zero_bubble
+from course_lib.schedule.messages import add_messages, early_receives
+
+__all__ = ["Action", "Facts", "Op", "Schedule", "ScheduleError", "add_messages", "check", "early_receives", "gpipe",
+           "interleaved", "one_f_one_b", "zb_v", "zero_bubble"]
