@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +80,11 @@ def choose_on_rank(model, micro_step, micro_steps, caps_mb, candidates, repeats)
     from course_lib.launch.measure import measure
     from course_lib.train.ddp import takes_caps
     from course_lib.tune.alternate import alternate
-    from course_lib.tune.factory import workload
+    from course_lib.tune.factory import copy_of, workload
     from course_lib.tune.update import Updates
 
     module, step = workload(model(), micro_step)
-    updates = Updates(lambda: copy.deepcopy(module), step, micro_steps)
+    updates = Updates(lambda: copy_of(module), step, micro_steps)
     compute = updates.compute()
     for _ in range(1 + PROFILED):
         compute.prepare()

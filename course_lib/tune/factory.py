@@ -12,6 +12,7 @@ Batches are one rank's micro-batch; `torch.distributed.get_rank()` works in the 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 import course_lib
 from course_lib.launch import context, control_group
@@ -170,7 +172,15 @@ def _kind(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
+def copy_of(module: nn.Module) -> nn.Module:
+    """A copy for one variant, tied parameters tied. Raises `ModelError` where the module does not allow it."""
+    with users_code("copying the model"):
+        return copy.deepcopy(module)
+
+
 def _same_everywhere(module: nn.Module) -> None:
+    if lazy := [n for n, p in module.named_parameters() if is_lazy(p)]:
+        raise ModelError(f"{lazy[0]} has no shape yet: run one forward in the factory")
     model = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in module.named_parameters()]
     mine = hashlib.sha256(repr(model).encode()).hexdigest()
     digests: list[str] = [""] * dist.get_world_size()

@@ -46,6 +46,34 @@ def with_tuple():
     return Net(), (torch.ones(2, 64), torch.zeros(2, 64))
 
 
+class Odd(nn.Module):
+    """A tied parameter, a frozen one, odd sizes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(13, 7), nn.Linear(7, 13, bias=False)
+        self.inner, self.frozen = nn.Linear(7, 7), nn.Linear(7, 7).requires_grad_(False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.frozen(self.inner(self.embed(tokens))))
+
+
+def odd():
+    return Odd(), lambda net: net(torch.arange(13)).square().mean()
+
+
+def lazy():
+    return nn.LazyLinear(3), lambda net: net(torch.ones(2, 2)).mean()
+
+
+def uncopied():
+    net = Net()
+    net.kept = net.net[0].weight * 2
+    return net, loss_of
+
+
 def alone():
     return Net()
 
@@ -148,6 +176,12 @@ def test_json_is_all_that_a_program_reads(tune, model):
     assert all(sum(row["bucket_bytes"]) == found["gradient_bytes"] for row in rows.values() if row["bucket_bytes"])
 
 
+def test_tied_and_frozen_parameters_on_three_ranks(tune):
+    done = tune("train:odd", "--json", "--ranks", "3")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["gradient_bytes"] == 4 * (13 * 7 + 7 * 7 + 7)
+
+
 def test_a_preset_that_is_carried_slower_says_so(tune):
     done = tune("train:good", "--fabric", "10GbE")
     assert "10GbE is carried at 1/10 of its rate" in done.stdout, done.output
@@ -171,6 +205,8 @@ def test_a_preset_that_is_carried_slower_says_so(tune):
     ("train:not_a_number", "the loss is nan on rank 1"),
     ("train:scores", "a tensor of shape (4, 64): return the loss"),
     ("train:different", "rank 1 built another model than rank 0"),
+    ("train:lazy", "weight has no shape yet"),
+    ("train:uncopied", "copying the model raised RuntimeError"),
     ("train:wrong_shape", "in forward: y = self.net(x)"),
 ])
 def test_a_model_that_cannot_be_tuned_is_one_sentence(tune, model, says):
