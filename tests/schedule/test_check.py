@@ -94,14 +94,14 @@ FULL = early_receives(add_messages(one_f_one_b(3, 4)))
 @pytest.mark.parametrize(("broken", "says"), [
     (swap(one_f_one_b(2, 3), 1, "F0", "B0"), "rank 1 stands at B0 .action 0. and waits for F0, which comes later on"),
     (swap(zero_bubble(2, 3), 0, "I0", "W0"), "rank 0 stands at W0 .* waits for I0, which comes later on the same"),
-    (Schedule.parse("F0 B0 F1 B1\nF1 B1 F0 B0"), "rank 0 stands at B0 .* rank 1 to do B0; rank 1 stands at F1 .* do F1"),
+    (Schedule.parse("F0 B0 F1 B1\nF1 B1 F0 B0"), "rank 0 stands at B0 .* do B0; rank 1 stands at F1 .* do F1"),
     (swap(FULL, 1, "recv_F0", "recv_F1"), "message 0 from rank 0 to rank 1 is send_F0, but rank 1 expects recv_F1"),
     (drop(FULL, 2, "B3"), "rank 2 lacks B3 for micro-batch 3 of stage 2"),
     (drop(zero_bubble(2, 3), 1, "W2"), "rank 1 lacks W2 for micro-batch 2"),
     (drop(zero_bubble(2, 3), 1, "I2"), "rank 1 lacks I2 for micro-batch 2"),
     (drop(FULL, 1, "recv_B3"), "rank 1 lacks recv_B3"), (drop(FULL, 0, "send_F2"), "rank 0 lacks send_F2"),
     (Schedule.parse("F0 B0 B0"), "rank 0 has B0 2 times"), (Schedule.parse("F0 B0 I0 W0"), "has both B and the I"),
-    (Schedule.parse("F0 B0 send_F0\nF0 B0"), "rank 1 lacks"),
+    (Schedule.parse("F0 B0 send_F0\nF0 B0"), "rank 0 lacks recv_B0"),
 ])
 def test_refusals(broken: Schedule, says: str) -> None:
     with pytest.raises(ScheduleError, match=says):
