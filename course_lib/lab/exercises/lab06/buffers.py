@@ -146,30 +146,31 @@ def _mistake(first: list[Played]) -> str:
 
 
 def _windows(answer: type, N: int, ranks: int, draw: random.Random) -> list[Played]:
-    """Two windows of one rank on a fresh object, the other ranks' part of the sums drawn beforehand."""
+    """Two windows of rank 0, with every rank's part of them played, call by call."""
     import torch
 
-    played, wire = [], FlyingWire(ranks, N * ranks)
-    double = call(answer, wire, shown="DoubleBuffer(wire)")
+    played: list[Played] = []
+    wires: list[FlyingWire] = []
+    doubles = [call(answer, FlyingWire(wires, ranks, N * ranks), shown="DoubleBuffer(wire)") for _ in range(ranks)]
     for number in range(2):
         values = torch.tensor([draw.uniform(0.5, 2) for _ in range(N * ranks)])
-        mine, others = [], []
+        for wire in wires:
+            wire.begin(N)
         for i in range(N):
-            own, rest = torch.zeros(N * ranks), torch.zeros(N * ranks)
-            own[i * ranks] = values[i * ranks]
-            rest[i * ranks + 1:(i + 1) * ranks] = values[i * ranks + 1:(i + 1) * ranks]
-            mine.append(own)
-            others.append(rest)
-        wire.begin(others)
-        for i, gradient in enumerate(mine):
-            wire.call = i
-            call(double.micro_step, i, gradient.clone(), shown=f"micro_step({i}, gradient)")
-        wire.call = N
-        mean = call(double.finish, shown=f"finish() after {N} micro-steps")
-        if not isinstance(mean, torch.Tensor) or mean.shape != values.shape:
-            raise Broke(f"finish() returned {_short(mean)}; the mean gradient is a 1-D tensor like the buffers")
-        counted = (mean.detach() * ranks / values).view(N, ranks).tolist()
-        played.append(Played(number, ranks, N, wire.works, wire.added_in_flight, wire.overwritten, counted))
+            for rank, (wire, double) in enumerate(zip(wires, doubles)):
+                gradient = torch.zeros(N * ranks)
+                gradient[i * ranks + rank] = values[i * ranks + rank]
+                wire.call = i
+                call(double.micro_step, i, gradient, shown=f"micro_step({i}, gradient)")
+        means = []
+        for wire, double in zip(wires, doubles):
+            wire.call = N
+            means.append(call(double.finish, shown=f"finish() after {N} micro-steps"))
+        if not isinstance(means[0], torch.Tensor) or means[0].shape != values.shape:
+            raise Broke(f"finish() returned {_short(means[0])}; the mean gradient is a 1-D tensor like the buffers")
+        counted = (means[0].detach() * ranks / values).view(N, ranks).tolist()
+        mine = wires[0]
+        played.append(Played(number, ranks, N, mine.works, mine.added_in_flight, mine.overwritten, counted))
     return played
 
 

@@ -1,11 +1,11 @@
 """A wire in one process with two buffers: while one is in flight it holds nothing of use, and touching it is noted.
+All ranks are played in turn, call by call; a sum is made when it is waited for.
 
 Torch is imported where it is used: looking at a hint must not load it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class FlyingWork:
     """The handle of one launch. The sum over ranks is in the buffer once it is waited for, not before."""
 
-    def __init__(self, wire: FlyingWire, number: int, buffer: int, total: Tensor) -> None:
-        self._wire, self.number, self.buffer, self.total = wire, number, buffer, total
+    def __init__(self, wire: FlyingWire, number: int, buffer: int, sent: Tensor) -> None:
+        self._wire, self.number, self.buffer, self.sent = wire, number, buffer, sent
         self.waited_in: int | None = None
 
     def wait(self, timeout: object = None) -> bool:
@@ -32,22 +32,23 @@ class FlyingWork:
 
 
 class FlyingWire:
-    """`buffers[0]` and `buffers[1]`, and `launch(b)`, which starts the sum of one of them over `ranks` ranks.
+    """`buffers[0]` and `buffers[1]`, and `launch(b)`, which starts the sum of one of them over all `ranks` of `peers`.
 
     The check sets `call` to the micro-step that is being told, or to the number of micro-steps in `finish`.
     """
 
-    def __init__(self, ranks: int, elements: int) -> None:
+    def __init__(self, peers: list[FlyingWire], ranks: int, elements: int) -> None:
         import torch
 
-        self.ranks, self.call = ranks, 0
+        self.ranks, self.call, self._peers = ranks, 0, peers
+        peers.append(self)
         self.buffers = [torch.zeros(elements), torch.zeros(elements)]
         self._flying: list[tuple[FlyingWork, int] | None] = [None, None]
-        self.begin([])
+        self.begin(0)
 
-    def begin(self, others: Sequence[Tensor]) -> None:
-        """A window. `others[k]` is what the other ranks add to the launch of micro-step k."""
-        self._others = others
+    def begin(self, micro_steps: int) -> None:
+        """A window."""
+        self._micro_steps = micro_steps
         self.works: list[FlyingWork] = []
         self.added_in_flight: list[int] = []
         self.overwritten: list[int] = []
@@ -57,12 +58,11 @@ class FlyingWire:
         more is launched than there are micro-steps."""
         if buffer not in (0, 1):
             raise ValueError(f"launch takes the number of a buffer, 0 or 1, not {buffer!r}")
-        if len(self.works) == len(self._others):
+        if len(self.works) == self._micro_steps:
             raise ValueError("launch was called more often than there are micro-steps; the other ranks expect no more")
         flat = self.buffers[buffer]
         self._look(buffer)
-        number = len(self.works)
-        work = FlyingWork(self, number, buffer, flat + self._others[number])
+        work = FlyingWork(self, len(self.works), buffer, flat.clone())
         flat.fill_(float("nan"))
         self._flying[buffer] = work, flat._version
         self.works.append(work)
@@ -73,7 +73,8 @@ class FlyingWire:
         if flight is not None and flight[0] is work:
             self._look(work.buffer)
             self._flying[work.buffer] = None
-            self.buffers[work.buffer].copy_(work.total)
+            self.buffers[work.buffer].copy_(sum(p.works[work.number].sent for p in self._peers
+                                                if work.number < len(p.works)))
 
     def _look(self, buffer: int) -> None:
         """Was the buffer touched since its launch, and how? What is added to NaN stays NaN."""
