@@ -5,6 +5,15 @@ from course_lib.schedule.action import Action, Op, Schedule, ScheduleError
 from course_lib.schedule.check import Facts, check
 from course_lib.schedule.generators import gpipe, interleaved, one_f_one_b, zb_v, zero_bubble
 from course_lib.schedule.messages import add_messages, early_receives
+from course_lib.schedule.passes import (
+    add_gathers,
+    add_reductions,
+    add_steps,
+    move_earlier,
+    move_later,
+    split_backward,
+)
 
-__all__ = ["Action", "Facts", "Op", "Schedule", "ScheduleError", "add_messages", "check", "early_receives", "gpipe",
-           "interleaved", "one_f_one_b", "zb_v", "zero_bubble"]
+__all__ = ["Action", "Facts", "Op", "Schedule", "ScheduleError", "add_gathers", "add_messages", "add_reductions",
+           "add_steps", "check", "early_receives", "gpipe", "interleaved", "move_earlier", "move_later", "one_f_one_b",
+           "split_backward", "zb_v", "zero_bubble"]
