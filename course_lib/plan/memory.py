@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from course_lib.plan.shape import ModelShape
 from course_lib.plan.volumes import Impossible, data_degree
 
 PARTS = ("parameters", "gradients", "optimizer", "activations")
@@ -43,36 +44,10 @@ class Memory:
 
     @property
     def largest(self) -> str:
-        return max(PARTS, key=self.parts().get)  # type: ignore[arg-type]
+        return max(self.parts(), key=self.parts().__getitem__)
 
     def parts(self) -> dict[str, int]:
         return {part: getattr(self, part) for part in PARTS}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A GPT: `layers` blocks of attention and a four times wider MLP with biases, learned positions, `length` tokens
-    a row. `tied`: the embedding is the output matrix too."""
-
-    layers: int
-    width: int
-    heads: int
-    vocab: int
-    length: int
-    tied: bool = True
-
-    @property
-    def block_parameters(self) -> int:
-        """12h² + 13h: four h×h matrices of attention, two h×4h of the MLP, their biases, two norms."""
-        return 12 * self.width**2 + 13 * self.width
-
-    @property
-    def embedding_parameters(self) -> int:
-        return (self.vocab * (1 if self.tied else 2) + self.length + 2) * self.width
-
-    @property
-    def parameters(self) -> int:
-        return self.layers * self.block_parameters + self.embedding_parameters
 
 
 def states(parameters: int, precision: Precision = MIXED, stage: int = 0, D: int = 1) -> tuple[int, int, int]:
@@ -89,21 +64,25 @@ def states(parameters: int, precision: Precision = MIXED, stage: int = 0, D: int
 
 def layer_activation_bytes(shape: ModelShape, batch: int, *, value_bytes: int = 2, dropout: bool = True,
                            fused_attention: bool = False, tensor: int = 1, sequence_parallel: bool = False,
-                           full_recompute: bool = False) -> float:
+                           regather: bool = True, full_recompute: bool = False) -> float:
     """What one layer keeps for its backward, in bytes, for `batch` rows of `shape.length` tokens.
 
-    With the defaults this is s·b·h·(34 + 5·a·s/h), and with t ranks s·b·h·(10 + 24/t + 5·a·s/(h·t)), of
+    With the defaults this is s·b·h·(34 + 5·a·s/h) for a GPT, and with t ranks s·b·h·(10 + 24/t + 5·a·s/(h·t)), of
     arXiv 2205.05198: 16 values a token and unit of width (4 of them not split by tensor parallelism), two
     dropout masks of a byte, and the attention scores. `fused_attention` (flash) and selective recomputation
-    keep no scores; `full_recompute` keeps the layer's input alone.
+    keep no scores; `full_recompute` keeps the layer's input alone. With sequence parallelism and `regather=False`
+    the two gathered inputs of matrix products are kept whole. The Llama family keeps four values of the MLP's inner
+    width, and the fp32 copy that each of its unfused norms makes.
     """
     s, h, a, t = shape.length, shape.width, shape.heads, tensor
     if full_recompute:
         return float(value_bytes * s * batch * h)
-    whole, split = 4 * value_bytes + 2 * dropout, 12 * value_bytes
+    whole = 4 * value_bytes + 2 * dropout + (8 if shape.gated else 0)
+    split = value_bytes * (2 + (2 * shape.kv_width + (4 if shape.gated else 2) * shape.inner) / h)
     scores = 0.0 if fused_attention else a * s / h * (2 * value_bytes + 1 if dropout else value_bytes)
-    kept = (whole + split + scores) / t if sequence_parallel else whole + (split + scores) / t
-    return s * batch * h * kept
+    gathered = 0 if regather else 2 * value_bytes
+    unsplit = gathered + (whole - gathered) / t if sequence_parallel else whole
+    return s * batch * h * (unsplit + (split + scores) / t)
 
 
 def head_activation_bytes(shape: ModelShape, batch: int, *, value_bytes: int = 2, tensor: int = 1) -> float:
