@@ -96,7 +96,8 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
     if bad := where(lambda s: s.call == Call.GIVE_UP or s.broken):
         return (f"{window}: an exception ended the backward pass of {ranks_text(bad)}; the gradients of this window "
                 "were dropped on all ranks: start the next window, on all ranks")
-    if bad := where(lambda s: s.backwards < most or not s.backwards):
+    # a rank in SYNC is still inside its window, so fewer backward passes than elsewhere are no skipped ones
+    if bad := where(lambda s: (s.backwards < most and s.call != Call.SYNC) or not s.backwards):
         counts = ", ".join(f"rank {r}: {s.backwards} backward of {s.forwards} forward passes"
                            for r, s in zip(ranks, statuses))
         return (f"{window}: {ranks_text(bad)} skipped a backward pass ({counts}); run every backward pass on every "
@@ -108,9 +109,9 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
         return (f"{window}: the last forward pass of {ranks_text(bad)} ran under no_sync(), so its gradients were not "
                 "sent; run the last micro-step's forward outside no_sync()")
     if len({(s.call, s.synced) for s in statuses}) > 1:
-        counts = ", ".join(f"rank {r}: {s.synced}" for r, s in zip(ranks, statuses))
-        return (f"{window}: the ranks synchronised different micro-steps ({counts} so far); enter and leave no_sync() "
-                "at the same micro-steps on every rank")
+        counts = ", ".join(f"rank {r}: {s.synced} of {s.backwards}" for r, s in zip(ranks, statuses))
+        return (f"{window}: the ranks synchronised different micro-steps ({counts} backward passes so far); enter and "
+                "leave no_sync() at the same micro-steps on every rank")
     if len({(s.window, s.steps) for s in statuses}) > 1:
         counts = ", ".join(f"rank {r}: {s.steps} steps in {s.window} windows" for r, s in zip(ranks, statuses))
         return (f"{window}: the ranks are not at the same update ({counts}), so their parameters differ; step the "

@@ -36,7 +36,7 @@ def test_a_status_survives_the_wire() -> None:
     ({"broken": 1}, r"an exception ended the backward pass of rank 1"),
     ({"synced": 0}, r"every forward pass of rank 1 ran under no_sync"),
     ({"loose": 1}, r"the last forward pass of rank 1 ran under no_sync"),
-    ({"synced": 2}, r"synchronised different micro-steps \(rank 0: 1, rank 1: 2"),
+    ({"synced": 2}, r"synchronised different micro-steps \(rank 0: 1 of 3, rank 1: 2 of 3"),
     ({"call": Call.SYNC}, r"synchronised different micro-steps"),
     ({"steps": 6}, r"not at the same update \(rank 0: 7 steps in 7 windows, rank 1: 6 steps"),
     ({"seen": 1}, r"no gradient for 'head\.weight' on rank 1"),
