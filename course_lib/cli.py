@@ -200,6 +200,48 @@ def tune(
         _fail(f"{error}.")
 
 
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="A preset (7B, llama3-8B, 175B, …) or layers=32,width=4096,…")] = "7B",
+    gpus: Annotated[int, typer.Option(help="How many GPUs.")] = 64,
+    gpu: Annotated[str, typer.Option(help="a100-40, a100-80, h100, h200 or b200.")] = "a100-80",
+    global_batch: Annotated[int, typer.Option(help="B: rows of one update, over all GPUs.")] = 1024,
+    seq: Annotated[int | None, typer.Option(help="Tokens of a row. Without: the model's.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="b: only this micro-batch.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Only this tensor-parallel degree.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Only this number of pipeline stages.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Only this data-parallel degree.")] = None,
+    zero: Annotated[int | None, typer.Option(help="Only this ZeRO stage.")] = None,
+    node: Annotated[int, typer.Option(help="GPUs in a node.")] = 8,
+    nvlink_gb: Annotated[float | None, typer.Option(help="GB/s of a GPU inside its node. Without: the GPU's.")] = None,
+    network_gb: Annotated[float | None, typer.Option(help="GB/s of a GPU between nodes.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many layouts are shown.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with every layout.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Compare with published runs instead.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="With --validate: also the rows of a llm-foundry table.")] = None,
+    leave_out: Annotated[bool, typer.Option("--leave-out", help="With --validate: fit without each row.")] = False,
+) -> None:
+    """Say how to lay a training run out over GPUs: memory, step time, and why. Predicted from formulas."""
+    from course_lib import plan as planner
+    from course_lib.plan import command
+    from course_lib.plan.search import search
+
+    try:
+        if validate:
+            command.validate(csv, leave_out, as_json)
+            return
+        shape = planner.model(model, seq)
+        cluster = planner.cluster(gpu, gpus, node, nvlink_gb=nvlink_gb, network_gb=network_gb)
+        found = search(shape, cluster, global_batch, micro_batch=micro_batch, tensor=tp, pipeline=pp, data=dp,
+                       stage=zero)
+    except (planner.Impossible, OSError) as error:
+        _fail(f"{error}.", code=2)
+    if as_json:
+        typer.echo(command.as_json(found, shape, cluster, global_batch))
+    else:
+        command.show(found, shape, cluster, global_batch, top)
+
+
 def _fail(sentence: str, code: int = 1) -> None:
     """One sentence on standard error, no traceback."""
     typer.echo(f"course: {sentence}", err=True)

@@ -39,7 +39,7 @@ def footprint(shape: ModelShape, layout: Layout, D: int, N: int) -> Footprint:
     computes the loss."""
     t, p, v = layout.tensor, layout.pipeline, layout.interleaved
     layers = shape.layers // p
-    held = -(-(layers * shape.block_parameters + shape.embedding_parameters) // t)
+    held = -(-shape.stage_parameters(p) // t)
     kept = layer_bytes(shape, layout, layout.recompute)
     in_flight = p * (1 + (p - 1) / (p * v) if v > 1 else 1)
     head = head_activation_bytes(shape, layout.micro_batch, tensor=t)

@@ -38,8 +38,8 @@ class GPU:
     """False: no published run of this type is among those the efficiencies were fitted to."""
 
 
-A100 = Efficiency(matmul=0.825, memory=0.678, attention=0.630, link=0.667)
-H100 = Efficiency(matmul=0.751, memory=0.507, attention=0.360, link=0.740)
+A100 = Efficiency(matmul=0.823, memory=0.675, attention=0.631, link=0.727)
+H100 = Efficiency(matmul=0.752, memory=0.507, attention=0.360, link=0.737)
 
 GIB = 2**30
 GPUS = {

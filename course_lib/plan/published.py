@@ -29,11 +29,16 @@ class TimeRow:
     B: int
     seconds: float
     fitted: bool
+    mfu: float | None = None
+    """Where the source gives it."""
 
     def predicted(self, efficiency: Efficiency | None = None) -> float:
         """Seconds by the model, with the GPU's own efficiency or another."""
         where = self.cluster.with_efficiency(efficiency) if efficiency else self.cluster
         return step(self.shape, where, self.layout, self.B).total
+
+    def predicted_mfu(self) -> float:
+        return step(self.shape, self.cluster, self.layout, self.B).mfu(self.shape, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def time_rows() -> list[TimeRow]:
     for row in _package()["time"]:
         shape, gpus = model(row["model"]), row["gpus"]
         found.append(TimeRow(row["source"], row["name"], shape, cluster(row["gpu"], gpus), Layout(**row["layout"]),
-                             row["B"], _seconds(row, shape), told[row["source"]]["fitted"]))
+                             row["B"], _seconds(row, shape), told[row["source"]]["fitted"], row.get("mfu")))
     return found
 
 

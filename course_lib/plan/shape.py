@@ -55,6 +55,11 @@ class ModelShape:
     def parameters(self) -> int:
         return self.layers * self.block_parameters + self.embedding_parameters
 
+    def stage_parameters(self, stages: int) -> int:
+        """Of the fullest of `stages` pipeline stages: its layers and one end's embedding or output matrix."""
+        elsewhere = self.vocab * self.width if stages > 1 and not self.tied else 0
+        return self.layers // stages * self.block_parameters + self.embedding_parameters - elsewhere
+
     @property
     def flops_per_token(self) -> float:
         """Forward and backward of one token: 6 a parameter and 12·L·h·s for attention, causal masking not discounted.

@@ -8,6 +8,7 @@ data parallelism sends hides under backward as far as backward is long.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from course_lib.plan.compute import VALUE, Amount, head, layer, optimizer
 from course_lib.plan.hardware import Cluster
@@ -74,6 +75,16 @@ class Step:
 
 def stage_of(shape: ModelShape, cluster: Cluster, layout: Layout, *, last: bool) -> Stage:
     """Seconds of one micro-batch on a stage; the last one also has the output matrix and the loss."""
+    return _stage_of(shape, cluster, layout.tensor, layout.pipeline, layout.micro_batch, layout.recompute,
+                     layout.sequence, layout.fused, layout.dropout, layout.overlap, last)
+
+
+@lru_cache(maxsize=4096)
+def _stage_of(shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, micro_batch: int, recompute: str,
+              sequence: bool, fused: bool, dropout: bool, overlap: bool, last: bool) -> Stage:
+    """Kept by what it depends on: a search asks for the same stage under every ZeRO stage and interleaving."""
+    layout = Layout(tensor, pipeline, micro_batch, recompute=recompute, sequence=sequence, fused=fused, dropout=dropout,
+                    overlap=overlap)
     gpu, t, layers = cluster.gpu, layout.tensor, shape.layers // layout.pipeline
     forward, backward = (part.times(layers) for part in layer(shape, layout))
     if last:
@@ -106,10 +117,10 @@ def step(shape: ModelShape, cluster: Cluster, layout: Layout, B: int) -> Step:
     p, v = layout.pipeline, layout.interleaved
     slow = stage_of(shape, cluster, layout, last=True)
     usual = stage_of(shape, cluster, layout, last=p == 1)
-    held = -(-(shape.layers // p * shape.block_parameters + shape.embedding_parameters) // layout.tensor)
+    held = -(-shape.stage_parameters(p) // layout.tensor)
     updated = held / (D if layout.stage else 1)
     hops = 2 * v * slow.hop  # a micro-batch comes in and its gradient too, in each part
-    copies = N * Amount(bytes=copied_bytes(layout) * held).seconds(cluster.gpu)
+    copies = N * Amount(bytes=copied_bytes(layout) * held).seconds(cluster.gpu) if D > 1 else 0.0
     return Step(
         D, N, B * shape.length, compute=N * slow.compute + copies, optimizer=optimizer(updated).seconds(cluster.gpu),
         bubble=(p - 1) * ((usual.compute + usual.tensor) / v + 2 * slow.hop), tensor=N * slow.tensor,
