@@ -1,0 +1,73 @@
+"""Gradients of stages, reduced over the replicas of a pipeline: one all-reduce a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib import record
+
+
+class Replicas:
+    """Sums gradients over `group`. The loss was divided by what the whole window of all replicas holds, so that the
+    sum is the gradient of the mean.
+
+    `stages` are those of this rank in the order in which their last backward is done: a parameter that several of
+    them share is reduced with the last, when its gradient is complete. `buckets[s]` parts of about equal size a
+    stage, from the last parameter to the first. A parameter without a gradient on one rank counts as zeros there,
+    and stays without where no rank has one.
+    """
+
+    def __init__(self, stages: Mapping[int, nn.Module], buckets: Mapping[int, int], group: dist.ProcessGroup) -> None:
+        self.group = group
+        self._parts: dict[tuple[int, int], list[nn.Parameter]] = {}
+        self._travelling: list[tuple[tuple[int, int], torch.Tensor, dist.Work]] = []
+        taken: set[int] = set()
+        for stage in reversed(stages):
+            params = [p for p in stages[stage].parameters() if p.requires_grad and id(p) not in taken]
+            taken |= {id(p) for p in params}
+            for bucket, part in enumerate(_even(params[::-1], buckets[stage])):
+                self._parts[stage, bucket] = part
+
+    def start(self, stage: int, bucket: int) -> None:
+        """Send a bucket on its way."""
+        params = self._parts[stage, bucket]
+        if not params:
+            return
+        dtypes = {p.dtype for p in params}
+        if len(dtypes) > 1:
+            raise ValueError(f"bucket {bucket} of stage {stage} holds parameters of {len(dtypes)} dtypes "
+                             f"({', '.join(sorted(map(str, dtypes)))}); give a stage parameters of one dtype")
+        has = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype, device=params[0].device)
+        flat = torch.cat([*(p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in params), has])
+        with record.tag(bucket):
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+        self._travelling.append(((stage, bucket), flat, work))
+
+    def finish(self, stage: int | None = None) -> None:
+        """Wait for the buckets of one stage, or of all, and put the sums into `.grad`."""
+        rest = []
+        for key, flat, work in self._travelling:
+            if stage not in (None, key[0]):
+                rest.append((key, flat, work))
+                continue
+            work.wait()
+            params = self._parts[key]
+            *sums, has = flat.split([*(p.numel() for p in params), len(params)])
+            for p, total, someone in zip(params, sums, has.tolist()):
+                if someone:
+                    p.grad = total.view_as(p)
+        self._travelling = rest
+
+
+def _even(params: Sequence[nn.Parameter], parts: int) -> list[list[nn.Parameter]]:
+    """Cut a list into `parts` runs of about equal size; some are empty where there are fewer parameters."""
+    whole, before = sum(p.numel() for p in params), 0
+    out: list[list[nn.Parameter]] = [[] for _ in range(parts)]
+    for p in params:
+        out[min(parts - 1, (before + p.numel() // 2) * parts // max(1, whole))].append(p)
+        before += p.numel()
+    return out
