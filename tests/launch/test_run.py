@@ -190,20 +190,21 @@ def test_a_receive_that_nobody_serves_names_its_sender():
 
 def test_a_run_that_cannot_have_a_folder_fails_alone(tmp_path):
     script = textwrap.dedent(f"""
-        import os, shutil
+        import os
         os.environ["TMPDIR"] = {str(tmp_path / "t")!r}
         os.mkdir(os.environ["TMPDIR"])
         from course_lib.launch import run, RunNotStarted
         print(run(int, ranks=1, fabric="loopback"))
-        shutil.rmtree(os.environ["TMPDIR"])
+        os.rename(os.environ["TMPDIR"], os.environ["TMPDIR"] + "-away")
         try:
             run(int, ranks=1, fabric="loopback")
         except RunNotStarted as error:
             print("NOT", error)
-        os.mkdir(os.environ["TMPDIR"])
+        os.rename(os.environ["TMPDIR"] + "-away", os.environ["TMPDIR"])
         print(run(int, ranks=1, fabric="loopback"))
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert len(done.stdout.splitlines()) == 3, done.stdout + done.stderr
     first, not_started, last = done.stdout.splitlines()
     assert first == last == "[0]" and "No such file" in not_started, done.stderr
 

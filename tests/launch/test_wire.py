@@ -59,12 +59,17 @@ def test_delivered_rate(kind, gbit, mb):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_injected_latency(kind):
+    best = {}
+
     def fastest(latency_ms):
+        """Of all runs so far: a busy machine can delay all forty messages of one run, and never shortens any."""
         fabric = Fabric(gbit=1, latency_us=1e3 * latency_ms, kind=kind)
-        return max(run(best_all_reduce_s, 4, 40, ranks=2, fabric=fabric))
+        took = max(run(best_all_reduce_s, 4, 40, ranks=2, fabric=fabric))
+        best[latency_ms] = min(best.get(latency_ms, took), took)
+        return best[latency_ms]
 
     for latency_ms in (1, 4, 10):
-        for _ in range(3):  # a busy machine can delay all forty messages of one run; never three times
+        for _ in range(5):
             added = (fastest(latency_ms) - fastest(0)) * 1e3
             if abs(added - latency_ms) <= 0.3:
                 break
