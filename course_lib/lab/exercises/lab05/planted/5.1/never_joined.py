@@ -1,0 +1,2 @@
+def union(spans):
+    return sorted(spans, key=lambda span: span[0])
