@@ -53,7 +53,8 @@ class Compressor:
         if on_nonfinite not in ("raise", "nan"):
             raise ValueError(f"on_nonfinite={on_nonfinite!r}: choose 'raise' or 'nan'")
         self.group = dist.group.WORLD if process_group is None else process_group
-        self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        self.ranks = dist.get_process_group_ranks(self.group)
+        self.size, self.rank = len(self.ranks), dist.get_rank(self.group)
         self.on_nonfinite = on_nonfinite
         self.settings = {"scheme": self.scheme, **settings}
         self.shapes = {n: tuple(p.shape) for n, p in module.named_parameters() if p.requires_grad}
@@ -61,10 +62,10 @@ class Compressor:
         self.memories: dict[str, Memory] = {}
         self.updates = 0
         """Backward passes that were sent in full."""
-        self._second = second(self.group) if self.has_second_phase and not self._on_stream() else None
         self._lock = threading.Lock()
         self._flying, self._index, self._last, self._spoilt = 0, -1, False, False
         self._agree()
+        self._second = second(self.group) if self.has_second_phase else None
 
     def phases(self, bucket: Bucket) -> Phases:
         """Replace the bucket's gradient by the (approximate) mean over ranks. Raises `NonFiniteGradient`, on all
@@ -75,9 +76,13 @@ class Compressor:
         """What the hook does: a future of the bucket's buffer, in which the mean gradient then lies."""
         self._enter(bucket)
         steps = self.phases(bucket)
-        if bucket.buffer().is_cuda and self._on_stream():
+        if self._on_stream(bucket):
             return self._reduce_on_stream(steps, bucket)
-        first = next(steps)
+        try:
+            first = next(steps)
+        except Exception:
+            self._leave(False)
+            raise
         if self._second is None:
             return first.get_future().then(lambda done: self._finish(steps, bucket, done.value))
         arrived: Future = Future()
@@ -156,10 +161,9 @@ class Compressor:
 
     # for schemes
 
-    @property
-    def second_group(self) -> dist.ProcessGroup:
-        """Where phase 2 is issued."""
-        return self.group if self._second is None else self._second.group
+    def second_group(self, bucket: Bucket) -> dist.ProcessGroup:
+        """Where phase 2 of a bucket is issued."""
+        return self.group if self._on_stream(bucket) else self._second.group
 
     def names(self, bucket: Bucket) -> Names:
         try:
@@ -193,6 +197,8 @@ class Compressor:
         """Raises `ValueError`, with nothing changed, for the state of another scheme, model, rank or number of
         ranks."""
         name = type(self).__name__
+        if not {"settings", "size", "rank", "shapes", "updates", "memories"} <= state.keys():
+            raise ValueError(f"this is not the state of a {name}: pass what its state_dict() returned")
         if state["settings"] != self.settings:
             raise ValueError(f"the state was saved with {state['settings']}, and this is {self.settings}; build {name} "
                              "with the settings of the state")
@@ -215,21 +221,22 @@ class Compressor:
     def wire_bytes(self) -> float:
         """Bytes this rank has sent on the wires of both phases, by the ring formula. Raises `RuntimeError` where the
         groups are not Wires."""
-        groups = {self.group, self.second_group}
+        groups = [self.group] + ([self._second.group] if self._second else [])
         if not all(isinstance(g, Wire) for g in groups):
             raise RuntimeError("only a Wire counts bytes: use fabric='shaped', 'paced' or 'loopback'")
         return sum(g.traffic.total_bytes for g in groups)
 
-    def _on_stream(self) -> bool:
-        return not isinstance(self.group, Wire) and "nccl" in str(dist.get_backend_config(self.group))
+    def _on_stream(self, bucket: Bucket) -> bool:
+        """Does NCCL carry this bucket?"""
+        return (bucket.buffer().is_cuda and not isinstance(self.group, Wire)
+                and "nccl" in dist.get_backend_config(self.group))
 
     def _agree(self) -> None:
-        control = Control(self.group)
         mine = hashlib.sha256(repr((self.settings, self.on_nonfinite, self.shapes)).encode()).digest()
-        theirs = control.exchange(mine, f"the start of {type(self).__name__}")
-        if other := [r for r, d in zip(control.ranks, theirs) if d != theirs[0]]:
+        theirs = Control(self.group).exchange(mine, f"the start of {type(self).__name__}")
+        if other := [r for r, d in zip(self.ranks, theirs) if d != theirs[0]]:
             raise ValueError(f"{ranks_text(other)} built {type(self).__name__} with other settings or another model "
-                             f"than rank {control.ranks[0]}; give every rank the same")
+                             f"than rank {self.ranks[0]}; give every rank the same")
 
 
 def hook(state, bucket):  # DDP takes no annotations that are strings, as they are in this file

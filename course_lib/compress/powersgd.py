@@ -103,7 +103,7 @@ class PowerSGD(Compressor):
         second = self.memories["q"].write(thin, left) if self.warm_start else left.new_empty(0)
         second = torch.cat([(m.T @ p).view(-1) for m, p in zip(matrices, ps)], out=second)
         mine, _ = self._split(thin, second.clone(), 1)
-        work = dist.all_reduce(second, group=self.second_group, async_op=True)
+        work = dist.all_reduce(second, group=self.second_group(bucket), async_op=True)
         for matrix, p, q in zip(matrices, ps, mine):
             matrix.addmm_(p, q.T, alpha=-1)
         yield work

@@ -88,7 +88,7 @@ class TopK(Compressor):
 
         shares = gathered[:, count:].view(torch.float32)
         if not torch.isfinite(shares).all():
-            bad = [r for r in range(self.size) if not torch.isfinite(shares[r]).all()]
+            bad = [r for r, share in zip(self.ranks, shares) if not torch.isfinite(share).all()]
             raise NonFiniteGradient(f"the gradient of {ranks_text(bad)} in bucket {bucket.index()} is not finite; the "
                                     "residuals are as they were")
         flat.zero_()

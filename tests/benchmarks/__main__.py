@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tests.benchmarks import bench_launch, bench_overlap, bench_recorder, bench_tune  # noqa: F401  they register themselves
+from tests.benchmarks import bench_compress, bench_launch, bench_overlap, bench_recorder, bench_tune  # noqa: F401  they register themselves
 from tests.benchmarks.harness import BENCHMARKS
 
 

@@ -1,0 +1,173 @@
+"""What is kept between updates: resumed, refused, and left alone by an update that was skipped."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.compress import SCHEMES, NonFiniteGradient, OneBit, PowerSGD, TopK, hook
+from course_lib.launch import RankFailed, run
+from course_lib.train import wrap
+from tests.compress.given import OPTIONS, Given, train, wrapped_with
+
+STATES = {"onebit": OneBit, "topk": lambda m, **o: TopK(m, k=0.1, momentum=0.5, warm_up=3, **o),
+          "powersgd": lambda m, **o: PowerSGD(m, rank=2, **o)}
+
+
+def equal(a, b) -> bool:
+    """Two states, down to the bits."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    return a == b
+
+
+def resumed():
+    rank, out = dist.get_rank(), {}
+    for name, state_of in STATES.items():
+        whole = Given()
+        straight = train(wrapped_with(state_of(whole), whole), rank, range(6))
+        first = Given()
+        state = state_of(first)
+        before = train(wrapped_with(state, first), rank, range(3))
+        file = io.BytesIO()
+        torch.save(state.state_dict(), file)
+        file.seek(0)
+        second = Given()
+        fresh = state_of(second)
+        fresh.load_state_dict(torch.load(file, weights_only=True))
+        # another layout: one bucket, and DDP
+        after = train(wrap("ddp", second, comm_hook=hook, hook_state=fresh), rank, range(3, 6))
+        out[name] = [equal(a, b) for a, b in zip(straight, before + after)], state.state_dict()
+    return out
+
+
+def test_resumed_is_uninterrupted_to_the_bit_and_residuals_differ_between_ranks() -> None:
+    first, second = run(resumed, ranks=2, fabric="loopback")
+    for name in STATES:
+        assert all(first[name][0]) and all(second[name][0]), (name, first[name][0])
+        mine, other = (r[name][1]["memories"]["residual"] for r in (first, second))
+        assert not torch.equal(mine["wide"], other["wide"]), name
+
+
+def refusals():
+    model, out = Given(), {}
+    state = TopK(model, k=0.1)
+    train(wrapped_with(state, model), dist.get_rank(), range(2))
+    saved = copy.deepcopy(state.state_dict())
+    small = TopK(Given({"a": (7, 6)}), k=0.1).state_dict()
+    for name, other in {"rank": {**saved, "rank": 1 - dist.get_rank()}, "size": {**saved, "size": 4},
+                        "model": small, "scheme": OneBit(model).state_dict(),
+                        "k": TopK(model, k=0.2).state_dict(),
+                        "garbage": {"residual": 0}}.items():
+        try:
+            state.load_state_dict(other)
+        except ValueError as error:
+            out[name] = str(error)
+    return out, equal(saved, state.state_dict())
+
+
+def test_the_state_of_another_model_rank_or_run_is_refused_and_changes_nothing() -> None:
+    for got, unchanged in run(refusals, ranks=2, fabric="loopback"):
+        assert unchanged
+        for name, words in {"rank": "one state a rank", "size": "saved on 4 ranks and there are 2",
+                            "model": "'scalar' is not there in the state", "scheme": "'onebit'",
+                            "k": "'k': 0.2", "garbage": "not the state of a TopK"}.items():
+            assert words in got[name], (name, got[name])
+
+
+def not_finite(kind: str):
+    """Rank 1 has a NaN in one parameter in update 2."""
+    rank, out = dist.get_rank(), {}
+
+    def spoil(grads, update):
+        if update == 2 and rank == 1:
+            grads["wide"][3, 5] = float("inf")
+        return grads
+
+    for name, state_of in STATES.items():
+        model = Given()
+        state = state_of(model, on_nonfinite="nan")
+        wrapped = wrapped_with(state, model, kind)
+        train(wrapped, rank, range(2))
+        before = copy.deepcopy(state.state_dict())
+        (grads,) = train(wrapped, rank, range(2, 3), spoil)
+        unchanged = equal(before, state.state_dict())
+        after = train(wrapped, rank, range(3, 5))
+        never = Given()
+        without = wrapped_with(state_of(never), never, kind)
+        train(without, rank, range(2))
+        expected = train(without, rank, range(3, 5))
+        out[name] = unchanged, bool(grads["wide"].isnan().all()), all(equal(a, b) for a, b in zip(after, expected))
+    return out
+
+
+@pytest.mark.parametrize("kind", ["bucketed", "ddp"])
+def test_a_skipped_update_leaves_every_residual_as_if_it_had_not_been(kind) -> None:
+    for got in run(not_finite, kind, ranks=2, fabric="loopback"):
+        assert got == dict.fromkeys(STATES, (True, True, True))
+
+
+def raising(kind: str):
+    rank, out = dist.get_rank(), {}
+
+    def spoil(grads, update):
+        if rank == 1:
+            grads["wide"][3, 5] = float("nan")
+        return grads
+
+    for name, state_of in STATES.items():
+        model = Given()
+        state = state_of(model)
+        wrapped = wrapped_with(state, model, kind)
+        train(wrapped, rank, range(2))
+        before = copy.deepcopy(state.state_dict())
+        try:
+            train(wrapped, rank, range(2, 3), spoil)
+        except RuntimeError as error:
+            out[name] = str(error), equal(before, state.state_dict())
+        if kind == "bucketed":
+            train(wrapped, rank, range(3, 4))
+            assert state.updates == 3
+    return out
+
+
+@pytest.mark.parametrize("kind", ["bucketed", "ddp"])
+def test_a_gradient_that_is_not_finite_is_an_error_on_every_rank(kind) -> None:
+    for got in run(raising, kind, ranks=2, fabric="loopback"):
+        assert set(got) == set(STATES)
+        for name, (message, unchanged) in got.items():
+            assert "not finite" in message and NonFiniteGradient.__name__ in message, message
+            assert "rank 1" in message or name == "powersgd"
+            assert unchanged, name
+
+
+def different_settings():
+    TopK(Given(), k=0.1 if dist.get_rank() else 0.2)
+
+
+def another_module():
+    model = Given()
+    train(wrapped_with(OneBit(Given()), model), dist.get_rank(), range(1))
+
+
+@pytest.mark.parametrize("job, words", [(different_settings, "rank 1 built TopK with other settings"),
+                                        (another_module, "from the module you wrap")])
+def test_mistakes_are_named(job, words) -> None:
+    with pytest.raises(RankFailed, match=words):
+        run(job, ranks=2, fabric="loopback", timeout_s=30)
+
+
+def shared_halves():
+    """fp16 and bf16 have nothing to keep, and say so in the same way."""
+    model = Given()
+    return [SCHEMES[s](model, **OPTIONS[s]).state_dict()["memories"] for s in ("fp16", "bf16")]
+
+
+def test_half_precision_keeps_nothing() -> None:
+    assert run(shared_halves, ranks=1, fabric="loopback") == [[{}, {}]]
