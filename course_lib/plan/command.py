@@ -31,8 +31,10 @@ def show(found: Found, shape: ModelShape, cluster: Cluster, B: int, top: int) ->
               f"{cluster.gpus} {cluster.gpu.name} in nodes of {cluster.node}. Predicted, not measured.")
     if not cluster.gpu.calibrated:
         out.print(f"No published run on {cluster.gpu.name} was used: its efficiencies are those of the H100.")
-    out.print(_table("Fastest that fit" if found.fitting else "Nothing fits", found.fitting[:top], shape, cluster))
-    if found.fitting:
+    if not found.fitting:
+        out.print(Text("Nothing fits", style="bold"))
+    else:
+        out.print(_table("Fastest that fit", found.fitting[:top], shape, cluster))
         best = found.fitting[0]
         _details(best)
         out.print(Text("\nBest for each data-parallel degree D", style="bold"))
@@ -116,7 +118,8 @@ def validate(csv: Path | None, leave_out: bool, as_json: bool) -> None:
             out.print(Text(f"\n{title}", style="bold"))
         for s in errors:
             cited = told.get(s.source, {}).get("cite", s.source)
-            out.print(f"{KINDS[s.unit]}: mean {s.mean:.1%}, median {s.median:.1%}, worst {s.worst:.1%} of {s.rows}: {cited}")
+            out.print(f"{KINDS[s.unit]}: mean {s.mean:.1%}, median {s.median:.1%}, worst {s.worst:.1%} of {s.rows}: "
+                      f"{cited}")
     out.print(Text("\nSources that were not fitted, and what is known of them", style="bold"))
     fitted = {row.source for row in rows if row.fitted}
     for name, source in told.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from course_lib.plan.footprint import Footprint, footprint, why_not
 from course_lib.plan.hardware import Cluster
@@ -60,14 +61,15 @@ def search(shape: ModelShape, cluster: Cluster, B: int, *, micro_batch: int | No
             kind = "".join(c for c in str(reason) if not c.isdigit())
             refused[kind] = (refused.get(kind, (0, ""))[0] + 1, str(reason))
             continue
-        if D == 1 and layout.stage:
+        if D == 1 and layout.stage and stage is None:
             continue  # nothing to shard over: the same as stage 0
         memory = footprint(shape, layout, D, N)
         plans.append(Plan(layout, memory, step(shape, cluster, layout, B), why_not(memory, cluster, layout)))
     impossible = tuple(sorted(refused.values(), reverse=True))
     if not plans:
         raise Impossible(impossible[0][1] if impossible else
-                         f"no layout of {cluster.gpus} GPUs has the degrees that were asked for: they must divide it")
+                         f"no layout of {cluster.gpus} GPUs has the degrees that were asked for: tensor · pipeline · "
+                         f"data must be {cluster.gpus}")
     plans.sort(key=lambda plan: plan.step.total)
     return Found(tuple(p for p in plans if p.fits), tuple(p for p in plans if not p.fits), impossible)
 
@@ -75,16 +77,22 @@ def search(shape: ModelShape, cluster: Cluster, B: int, *, micro_batch: int | No
 def _layouts(shape: ModelShape, cluster: Cluster, micro_batch: int | None, tensor: int | None, pipeline: int | None,
              data: int | None, stage: int | None) -> Iterator[Layout]:
     gpus = cluster.gpus
-    for t in [tensor] if tensor else _divisors(gpus):
-        for p in [pipeline] if pipeline else _divisors(gpus // t if gpus % t == 0 else 1):
-            if data and t * p * data != gpus:
+    for t in _divisors(_left(gpus, pipeline)) if tensor is None else [tensor]:
+        for p in _divisors(_left(gpus, t)) if pipeline is None else [pipeline]:
+            if data is not None and t * p * data != gpus:
                 continue
-            whole = shape.layers % p == 0 and shape.heads % t == 0
-            for v in _divisors(shape.layers // p) if p > 1 and whole else [1]:
-                for b in [micro_batch] if micro_batch else MICRO_BATCHES:
-                    for z in range(4) if stage is None else [stage]:
-                        for recompute in RECOMPUTED:
-                            yield Layout(t, p, b, v, z, recompute)
+            parted = p > 1 and shape.layers % p == 0 and shape.heads % max(t, 1) == 0
+            for v, b, z, recompute in product(_divisors(shape.layers // p) if parted else [1],
+                                              MICRO_BATCHES if micro_batch is None else [micro_batch],
+                                              range(4) if stage is None else [stage], RECOMPUTED):
+                yield Layout(t, p, b, v, z, recompute)
+
+
+def _left(gpus: int, degree: int | None) -> int:
+    """GPUs for the other degrees; 1 where this one cannot be and `split` will say why."""
+    if degree is None:
+        return gpus
+    return gpus // degree if degree > 0 and gpus % degree == 0 else 1
 
 
 def _divisors(n: int) -> list[int]:

@@ -103,6 +103,8 @@ def model(text: str, length: int | None = None) -> ModelShape:
     else:
         raise Impossible(f"there is no model {text!r}: choose one of {', '.join(MODELS)}, or write "
                          "layers=32,width=4096,heads=32,vocab=50368")
+    if length is not None and length < 1:
+        raise Impossible(f"rows of {length} tokens hold nothing: give a length of 1 at least")
     return found if length is None else replace(found, length=length)
 
 

@@ -13,8 +13,8 @@ from course_lib.plan.published import MemoryRow, TimeRow, llm_foundry_rows, memo
 
 @dataclass(frozen=True)
 class Compared:
-    """One row: `unit` is s, MFU or bytes. `error`: (predicted − published) / published. `left_out`: the same by a fit to
-    all other rows of that type of GPU; None where that was not asked for or the row is never fitted."""
+    """One row: `unit` is s, MFU or bytes. `error`: (predicted − published) / published. `left_out`: the same by a fit
+    to all other rows of that type of GPU; None where that was not asked for or the row is never fitted."""
 
     source: str
     name: str

@@ -9,7 +9,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tests.benchmarks import bench_compress, bench_launch, bench_overlap, bench_recorder, bench_tune  # noqa: F401  they register themselves
+from tests.benchmarks import (  # noqa: F401  they register themselves
+    bench_compress,
+    bench_launch,
+    bench_overlap,
+    bench_plan,
+    bench_recorder,
+    bench_tune,
+)
 from tests.benchmarks.harness import BENCHMARKS
 
 

@@ -1,0 +1,63 @@
+"""`course plan` on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from course_lib.cli import app
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def test_the_case_of_the_course() -> None:
+    done = run("--model", "7B", "--gpus", "64", "--gpu", "a100-80", "--global-batch", "1024", "--seq", "2048")
+    assert done.exit_code == 0
+    for said in ("Fastest that fit", "Best for each data-parallel degree", "D = 8 ", "slower; ", "is the largest part",
+                 "layouts are impossible", "64 pipeline stages", "Predicted, not measured"):
+        assert said in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_json() -> None:
+    found = json.loads(run("--json", "--dp", "8", "--micro-batch", "4").output)
+    assert {"format", "model", "gpu", "gpus", "global_batch", "layouts", "impossible"} == set(found)
+    one = found["layouts"][0]
+    assert one["D"] == 8 and one["N"] == 32 and one["fits"] and one["why"] == "the fastest that fits"
+    assert one["seconds"]["total"] == pytest.approx(sum(v for k, v in one["seconds"].items() if k != "total"))
+    assert one["memory"]["total"] == sum(v for k, v in one["memory"].items() if k != "total")
+
+
+def test_nothing_fits() -> None:
+    done = run("--model", "530B", "--gpus", "8", "--global-batch", "8")
+    assert done.exit_code == 0 and "Nothing fits" in done.output and "Fastest" not in done.output
+
+
+def test_a_gpu_without_published_runs_says_so() -> None:
+    assert "No published run on b200" in run("--gpu", "b200", "--gpus", "8", "--micro-batch", "1", "--tp", "8").output
+
+
+def test_validate() -> None:
+    done = run("--validate")
+    assert done.exit_code == 0
+    for said in ("22B full", "Llama-3 8B 8 GPUs", "Error by source", "GPU-hours", "matmul 0."):
+        assert said in done.output
+    assert "left out of the fit" not in done.output
+    found = json.loads(run("--validate", "--json").output)
+    assert found["rows"][0]["error"] == pytest.approx(found["rows"][0]["predicted"] / found["rows"][0]["published"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--gpus", "60"), "4 are left over"), (("--model", "8X"), "there is no model '8X'"),
+     (("--tp", "3"), "64 GPUs are not a multiple"), (("--global-batch", "0"), "B = 0"), (("--seq", "0"), "rows of 0"),
+     (("--network-gb", "0"), "carries nothing"), (("--validate", "--csv", "nowhere.csv"), "nowhere.csv")],
+)  # fmt: skip
+def test_refusals_are_one_sentence(arguments: tuple[str, ...], said: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2 and said in done.output and done.output.startswith("course: ")
+    assert done.output.count("\n") == 1
