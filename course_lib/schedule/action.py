@@ -38,6 +38,8 @@ class Op(Enum):
     REDUCE = "reduce"
     STEP = "step"
 
+    __hash__ = object.__hash__  # members are single objects; the inherited one hashes their names again and again
+
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W})
 BACKWARD = frozenset({Op.B, Op.I})

@@ -66,4 +66,6 @@ class EmulatedStage(nn.Module):
         self.weight = nn.Parameter(torch.linspace(0.5, 1.5, elements))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.requires_grad:  # the layers inside the first stage need gradients of their inputs too
+            x = x.detach().requires_grad_()
         return _Input.apply(x, self) + _Weight.apply(self.weight, self)

@@ -23,7 +23,7 @@ from course_lib.schedule.action import LAST_USE, Action, Op, Schedule, ScheduleE
 from course_lib.schedule.check import check
 from course_lib.schedule.clock import Clock
 from course_lib.schedule.mail import Mail, Shapes, describe
-from course_lib.schedule.messages import add_messages, early_receives
+from course_lib.schedule.messages import with_messages
 from course_lib.schedule.replicas import Replicas
 from course_lib.schedule.split import backward_input
 from course_lib.train.base import Strategy
@@ -50,8 +50,7 @@ class Pipeline:
                  step: Callable[[int], None] | None = None) -> None:
         group = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(group)
-        if schedule.boundaries and not schedule.has_messages:
-            schedule = early_receives(add_messages(schedule))
+        schedule = with_messages(schedule)
         check(schedule)
         self.schedule, self.stages, self.loss_of, self._step = schedule, dict(stages), loss_of, step
         self._refuse(group, replicas)

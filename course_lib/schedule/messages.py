@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from course_lib.schedule.action import BACKWARD, RECEIVES, SENDS, Action, Op, Schedule, ScheduleError
+from course_lib.schedule.action import BACKWARD, COMPUTE, RECEIVES, SENDS, Action, Op, Schedule, ScheduleError
 
 
 def add_messages(schedule: Schedule) -> Schedule:
@@ -32,12 +32,13 @@ def add_messages(schedule: Schedule) -> Schedule:
     return schedule.with_ranks([[b for a in actions for b in around(a)] for actions in schedule.ranks])
 
 
-def early_receives(schedule: Schedule) -> Schedule:
-    """Post each receive at the moment at which its peer comes to send: never later than the bytes, never long before.
+def early_receives(schedule: Schedule, ahead: int = 0) -> Schedule:
+    """Post each receive at the moment at which its peer comes to send, and then `ahead` computations earlier still.
 
     All ranks are walked through together as if sends were buffered, one action each in turn; where one sends, the
-    receive is written down for the other. In that common order no send waits, so none can wait in a circle.
-    Raises `ScheduleError` where compute cannot go on even so, or without messages.
+    receive is written down for the other. In that common order no send waits, so none can wait in a circle. Where
+    ranks are as fast as each other the receive then comes with the bytes; one computation ahead they can travel
+    under it, for one more buffer. Raises `ScheduleError` where compute cannot go on even so, or without messages.
     """
     if schedule.boundaries and not schedule.has_messages:
         raise ScheduleError("there are no receives to place; call add_messages first")
@@ -68,7 +69,26 @@ def early_receives(schedule: Schedule) -> Schedule:
             rank = next(r for r, actions in enumerate(rest) if actions)
             raise ScheduleError(f"rank {rank} cannot go on at {schedule.name(rest[rank][0])}, whatever is buffered; "
                                 "check() says what it waits for")
-    return schedule.with_ranks(out)
+    return schedule.with_ranks(_ahead(actions, ahead) for actions in out)
+
+
+def _ahead(actions: list[Action], by: int) -> list[Action]:
+    """Every receive `by` computations up, in unchanged order."""
+    computes = [k for k, a in enumerate(actions) if a.op in COMPUTE]
+    place = {}
+    for k, a in enumerate(actions):
+        if a.op in RECEIVES:
+            behind = [c for c in computes if c < k]
+            place[k] = k if by == 0 else behind[-by] - 0.5 if len(behind) >= by else -0.5
+    return [a for _, a in sorted(enumerate(actions), key=lambda item: place.get(item[0], item[0]))]
+
+
+def with_messages(schedule: Schedule) -> Schedule:
+    """The schedule as it is where it has messages, else with sends at once and receives one computation ahead:
+    what the executor and the simulator do with a schedule that has compute only."""
+    if schedule.has_messages or not schedule.boundaries:
+        return schedule
+    return early_receives(add_messages(schedule), ahead=1)
 
 
 def _has_input(schedule: Schedule, action: Action, done: set[Action]) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from course_lib.schedule.action import COMPUTE, RECEIVES, SENDS, Action, Op, Schedule
 from course_lib.schedule.check import check
-from course_lib.schedule.messages import add_messages, early_receives
+from course_lib.schedule.messages import with_messages
 from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Span, Timeline, length, union
 
@@ -77,10 +77,9 @@ class Prediction(NamedTuple):
 
 
 def predict(schedule: Schedule, costs: Costs) -> Prediction:
-    """What the schedule takes. Messages are added (`add_messages`, `early_receives`) where it has none.
+    """What the schedule takes. Messages are added where it has none (`with_messages`).
     Raises `ScheduleError` for a schedule that cannot run and `ValueError` for costs that do not fit it."""
-    if schedule.boundaries and not schedule.has_messages:
-        schedule = early_receives(add_messages(schedule))
+    schedule = with_messages(schedule)
     run = _Run(schedule, costs)
     for rank, action in check(schedule).order:
         run.do(rank, action)

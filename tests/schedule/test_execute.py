@@ -4,38 +4,108 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
 
 from course_lib import launch
-from tests.schedule.pipes import KINDS, MAKERS, gradients_of_a_pipeline, truth
+from course_lib.schedule import add_reductions, add_steps, zb_v
+from course_lib.schedule.execute import Pipeline
+from tests.schedule.pipes import KINDS, MAKERS, gradients, gradients_of_a_pipeline, truth
 
 
 def several(cases):
     return [gradients_of_a_pipeline(*case) for case in cases]
 
 
-def compare(found, case, ranks: int) -> None:
-    name, kind, m, replicas, passes, *_ = (*case, 1, 1)[:5] if len(case) < 5 else case
-    p = ranks // replicas
-    stages = MAKERS[name](p, m).stages
-    loss, expected = truth(kind, stages, list(range(m * replicas * passes)))
-    assert sum(share for share, _ in found) == pytest.approx(loss, rel=1e-5)
-    for _, own in found:
-        for stage, grads in own.items():
-            torch.testing.assert_close(grads, expected[stage], rtol=1e-4, atol=1e-6, msg=f"{case}, stage {stage}")
-    assert sorted(s for _, own in found[:p] for s in own) == list(range(stages))
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_gradients_are_those_of_one_process(ranks: int) -> None:
-    cases = [(name, kind, m) for name in MAKERS for kind in KINDS for m in ((3, 5) if ranks < 4 else (6,))]
+def check_against_one_process(cases: list[tuple], ranks: int) -> None:
     found = launch.run(several, cases, ranks=ranks, fabric="loopback", timeout_s=90)
-    for k, case in enumerate(cases):
-        compare([own[k] for own in found], case, ranks)
+    for k, (name, kind, m, replicas, passes, _) in enumerate(cases):
+        own, p = [one[k] for one in found], ranks // replicas
+        stages = MAKERS[name](p, m).stages
+        loss, expected = truth(kind, stages, list(range(m * replicas * passes)))
+        assert sum(share for share, _ in own) == pytest.approx(loss, rel=1e-5)
+        for _, of_stages in own:
+            for stage, grads in of_stages.items():
+                torch.testing.assert_close(grads, expected[stage], rtol=1e-4, atol=1e-6,
+                                           msg=lambda text, c=cases[k], s=stage: f"{c}, stage {s}: {text}")
+        assert sorted(s for _, of_stages in own[:p] for s in of_stages) == list(range(stages))
+
+
+@pytest.mark.parametrize(("ranks", "m"), [(1, 2), (2, 3), (3, 5), (4, 6)])
+def test_gradients_are_those_of_one_process(ranks: int, m: int) -> None:
+    kinds = list(KINDS)
+    check_against_one_process([(name, kinds[(k + ranks) % 2], m, 1, 1, 1) for k, name in enumerate(MAKERS)], ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_gradients_of_every_combination(ranks: int) -> None:
+    check_against_one_process([(name, kind, m, 1, 1, 1) for name in MAKERS for kind in KINDS for m in (1, 4, 7)], ranks)
 
 
 def test_replicas_and_outer_accumulation() -> None:
-    cases = [("zero bubble", "mlp", 3, 2, 1, 2), ("1f1b", "gpt", 2, 2, 2, 1), ("zb-v", "mlp", 3, 2, 2, 3),
-             ("interleaved", "gpt", 3, 2, 1, 2)]
-    found = launch.run(several, cases, ranks=4, fabric="loopback", timeout_s=90)
-    for k, case in enumerate(cases):
-        compare([own[k] for own in found], case, 4)
+    check_against_one_process([("zero bubble", "mlp", 3, 2, 1, 2), ("1f1b", "gpt", 2, 2, 2, 1),
+                               ("zb-v", "mlp", 3, 2, 2, 3), ("interleaved", "gpt", 3, 2, 1, 2)], 4)
+
+
+def steps_of_tied_stages():
+    """ZB-V puts the first and the last stage on rank 0: there they can share a weight. Two replicas of one rank."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    last.weight = first.weight
+    alone = [dist.new_group([r]) for r in range(2)][dist.get_rank()]
+    schedule, stepped = add_steps(add_reductions(zb_v(1, 2))), []
+
+    def step(stage: int) -> None:
+        stepped.append((stage, first.weight.grad.clone()))
+
+    pipeline = Pipeline(schedule, {0: first, 1: last}, lambda out, batch: out.square().sum(), group=alone,
+                        replicas=dist.group.WORLD, step=step)
+    x = [torch.full((2, 4), float(i + 2 * dist.get_rank())) for i in range(2)]
+    with pytest.raises(ValueError, match="denominator=0"):
+        pipeline.run([(t,) for t in x], 0)
+    traffic = dist.group.WORLD.traffic
+    before = traffic.calls["all_reduce"]
+    pipeline.run([(t,) for t in x], 8, last=False)
+    quiet = traffic.calls["all_reduce"] - before
+    pipeline.run([(t,) for t in x], 8)
+    return stepped, quiet, traffic.calls["all_reduce"] - before
+
+
+def test_a_weight_of_two_stages_is_reduced_once_and_stepped_after() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4, bias=False)
+    for _ in range(2):
+        for i in range(4):
+            (layer(layer(torch.full((2, 4), float(i)))).square().sum() / 8).backward()
+    for stepped, quiet, calls in launch.run(steps_of_tied_stages, ranks=2, fabric="loopback"):
+        assert [stage for stage, _ in stepped] == [0, 1] and (quiet, calls) == (0, 1)
+        torch.testing.assert_close(stepped[-1][1], layer.weight.grad)
+
+
+def torchs_gradients(name: str, m: int):
+    """The same stages and micro-batches under torch's own runtime, on the same ranks and wire."""
+    schedules = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
+                 "zero bubble": "ScheduleInterleavedZeroBubble", "zb-v": "ScheduleZBVZeroBubble"}
+    rank, p, n = dist.get_rank(), dist.get_world_size(), MAKERS[name](dist.get_world_size(), m).stages
+    make, batch, loss_of, count = KINDS["mlp"]
+    held, window = MAKERS[name](p, m).stages_of(rank), [batch(i) for i in range(m)]
+    every, total = make(n), sum(map(count, window))
+    stages = [pipelining.PipelineStage(every[s], s, n, torch.device("cpu")) for s in held]
+    xs, ys = (torch.cat(parts) for parts in zip(*window))
+    schedule = getattr(pipelining, schedules[name])(stages[0] if name == "1f1b" else stages, m, scale_grads=False,
+                                                    loss_fn=lambda out, y: loss_of(out, (None, y)) / total)
+    schedule.step(*([xs] if 0 in held else []), **({"target": ys} if n - 1 in held else {}))
+    return {s: gradients(every[s]) for s in held}
+
+
+def both(m: int):
+    return [(gradients_of_a_pipeline(name, "mlp", m)[1], torchs_gradients(name, m))
+            for name in ("1f1b", "interleaved", "zero bubble", "zb-v")]
+
+
+def test_gradients_are_those_of_torchs_own_pipelines() -> None:
+    for cases in launch.run(both, 4, ranks=2, fabric="loopback", timeout_s=90):
+        for ours, theirs in cases:
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
