@@ -69,7 +69,7 @@ def sources() -> dict[str, dict]:
 def time_rows() -> list[TimeRow]:
     found, told = [], sources()
     for row in _package()["time"]:
-        shape, gpus = model(row["model"]), row["gpus"]
+        shape, gpus = model(row["model"], row.get("seq")), row["gpus"]
         found.append(TimeRow(row["source"], row["name"], shape, cluster(row["gpu"], gpus), Layout(**row["layout"]),
                              row["B"], _seconds(row, shape), told[row["source"]]["fitted"], row.get("mfu")))
     return found

@@ -37,6 +37,11 @@ def test_llama(by_source) -> None:
     assert by_source["touvron", "s"].median <= 0.10
 
 
+def test_runs_compared_after_the_constants_were_fixed(by_source) -> None:
+    found = by_source["torchtitan-a100", "s"]
+    assert found.rows == 6 and found.median <= 0.05 and found.worst <= 0.10
+
+
 def test_memory(by_source) -> None:
     for source in ("korthikanti-memory", "torchtitan", "calculon"):
         assert by_source[source, "bytes"].worst <= 0.10

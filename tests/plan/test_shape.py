@@ -10,7 +10,8 @@ from course_lib.plan import MODELS, Impossible, ModelShape, model
 @pytest.mark.parametrize(
     ("name", "published"),
     [("llama-7B", 6_738_415_616), ("llama-13B", 13_015_864_320), ("llama-65B", 65_285_660_672),
-     ("llama3-8B", 8_030_261_248), ("llama3-70B", 70_553_706_496), ("llama3-405B", 405_853_388_800),
+     ("llama2-70B", 68_976_648_192), ("llama3-8B", 8_030_261_248), ("llama3-70B", 70_553_706_496),
+     ("llama3-405B", 405_853_388_800),
      ("7B", 6_658_859_008), ("70B", 64_862_437_376), ("125M", 125_311_488)],
 )  # fmt: skip
 def test_parameters_as_published(name: str, published: int) -> None:
