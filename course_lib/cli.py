@@ -232,14 +232,16 @@ def plan(
             return
         shape = planner.model(model, seq)
         cluster = planner.cluster(gpu, gpus, node, nvlink_gb=nvlink_gb, network_gb=network_gb)
-        found = search(shape, cluster, global_batch, micro_batch=micro_batch, tensor=tp, pipeline=pp, data=dp,
-                       stage=zero)
+        limits = {"micro_batch": micro_batch, "tensor": tp, "pipeline": pp, "data": dp, "stage": zero}
+        found = search(shape, cluster, global_batch, **limits)
+        limited = any(limit is not None for limit in limits.values())
+        best = (search(shape, cluster, global_batch) if limited else found).best
     except (planner.Impossible, OSError) as error:
         _fail(f"{error}.", code=2)
     if as_json:
-        typer.echo(command.as_json(found, shape, cluster, global_batch))
+        typer.echo(command.as_json(found, shape, cluster, global_batch, best))
     else:
-        command.show(found, shape, cluster, global_batch, top)
+        command.show(found, shape, cluster, global_batch, top, best)
 
 
 def _fail(sentence: str, code: int = 1) -> None:

@@ -17,6 +17,7 @@ from course_lib.plan.hardware import GIB, GPUS, Cluster
 from course_lib.plan.published import sources
 from course_lib.plan.search import NAMES, Found, Plan, slower_because
 from course_lib.plan.shape import ModelShape
+from course_lib.plan.timing import INTERFERENCE
 from course_lib.plan.validate import compare, summaries
 from course_lib.terminal import console
 
@@ -24,8 +25,8 @@ FORMAT = 1
 KINDS = {"s": "time", "MFU": "MFU", "bytes": "memory"}
 
 
-def show(found: Found, shape: ModelShape, cluster: Cluster, B: int, top: int) -> None:
-    """Tables for people."""
+def show(found: Found, shape: ModelShape, cluster: Cluster, B: int, top: int, best: Plan | None) -> None:
+    """Tables for people. `best`: what others are compared with, the fastest of all layouts and not only of `found`."""
     out = console(sys.stdout)
     out.print(f"{shape.parameters / 1e9:.2f}B parameters, rows of {shape.length} tokens, B = {B}, "
               f"{cluster.gpus} {cluster.gpu.name} in nodes of {cluster.node}. Predicted, not measured.")
@@ -35,11 +36,11 @@ def show(found: Found, shape: ModelShape, cluster: Cluster, B: int, top: int) ->
         out.print(Text("Nothing fits", style="bold"))
     else:
         out.print(_table("Fastest that fit", found.fitting[:top], shape, cluster))
-        best = found.fitting[0]
-        _details(best)
+        _details(found.fitting[0])
+    if best:
         out.print(Text("\nBest for each data-parallel degree D", style="bold"))
-        for D, plan in found.best_by_degree().items():
-            out.print(Text(f"D = {D:<5} {plan.layout}, N = {plan.step.N}: {plan.step.total:.2f} s, "
+        for D, plan in sorted(({best.step.D: best} | found.best_by_degree()).items()):
+            out.print(Text(f"D = {D}: {plan.layout}, N = {plan.step.N}, {plan.step.total:.2f} s, "
                            f"{slower_because(plan, best)}"))
     if found.too_large:
         parts = ", ".join(f"{count} by {part}" for part, count in
@@ -74,9 +75,8 @@ def _table(title: str, plans: Sequence[Plan], shape: ModelShape, cluster: Cluste
     return table
 
 
-def as_json(found: Found, shape: ModelShape, cluster: Cluster, B: int) -> str:
+def as_json(found: Found, shape: ModelShape, cluster: Cluster, B: int, best: Plan | None) -> str:
     """Everything, with stable keys; bytes and seconds."""
-    best = found.fitting[0] if found.fitting else None
 
     def one(plan: Plan) -> dict[str, Any]:
         s = plan.step
@@ -125,7 +125,10 @@ def validate(csv: Path | None, leave_out: bool, as_json: bool) -> None:
     for name, source in told.items():
         if name not in fitted:
             out.print(f"{source['cite']}: {source['note']}.")
+    where = Cluster(GPUS["a100-80"], 8)
     out.print(Text("\nConstants, the same for all rows of a type of GPU", style="bold"))
+    out.print(f"assumed for all and not fitted: interference {INTERFERENCE}, a ring's hop {where.hop_s * 1e6:.0f} µs "
+              f"inside a node and {where.network_hop_s * 1e6:.0f} µs between nodes")
     for name in ("a100-80", "h100"):
         e = GPUS[name].efficiency
         shares = ", ".join(f"{part} {value:.3f}" for part, value in e._asdict().items())

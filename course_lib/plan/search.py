@@ -41,6 +41,10 @@ class Found:
     too_large: tuple[Plan, ...]
     impossible: tuple[tuple[int, str], ...]
 
+    @property
+    def best(self) -> Plan | None:
+        return self.fitting[0] if self.fitting else None
+
     def best_by_degree(self) -> dict[int, Plan]:
         """For each data-parallel degree the fastest plan that fits, in order of the degree."""
         best: dict[int, Plan] = {}
@@ -100,16 +104,17 @@ def _divisors(n: int) -> list[int]:
 
 
 def slower_because(plan: Plan, best: Plan) -> str:
-    """Which part of the step makes `plan` slower than `best`."""
+    """By how much `plan` is slower than `best`, and which parts of the step make most of the difference."""
     lost = plan.step.total - best.step.total
     if lost <= 0:
         return "the fastest that fits"
     more = {part: seconds - best.step.parts()[part] for part, seconds in plan.step.parts().items()}
-    part = max(more, key=more.__getitem__)
-    return f"{lost / best.step.total:.0%} slower; {NAMES[part]} takes {more[part]:.2f} s more"
+    most = sorted((part for part in more if more[part] > 0.1 * lost), key=more.__getitem__, reverse=True)
+    details = ", ".join(f"{more[part]:.2f} s more {NAMES[part]}" for part in most)
+    return f"{lost / best.step.total:.0%} slower: {details}"
 
 
-NAMES = {"compute": "compute", "optimizer": "the optimizer", "bubble": "the pipeline's bubble",
+NAMES = {"compute": "compute", "optimizer": "optimizer", "bubble": "pipeline bubble",
          "tensor": "exposed tensor-parallel traffic", "pipeline": "traffic between stages",
          "data": "exposed data-parallel traffic"}
 """The parts of a `Step` in words."""

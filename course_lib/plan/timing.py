@@ -17,7 +17,8 @@ from course_lib.plan.shape import ModelShape
 from course_lib.plan.volumes import all_reduce_bytes, shuffle_bytes
 
 INTERFERENCE = 0.1
-"""Share of hidden communication by which compute is slowed: collectives take SMs and memory bandwidth."""
+"""Share of hidden communication by which compute is slowed: collectives take SMs and memory bandwidth. Assumed, not
+fitted."""
 
 
 @dataclass(frozen=True)

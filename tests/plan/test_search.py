@@ -50,7 +50,7 @@ def test_the_published_choice_of_the_course_is_not_the_fast_one(found) -> None:
     assert times == sorted(times, reverse=True)
     assert found.fitting[0].layout.tensor == found.fitting[0].layout.pipeline == 1
     assert best[8].step.total > 1.15 * best[64].step.total
-    assert "slower; " in slower_because(best[8], best[64])
+    assert "slower: " in slower_because(best[8], best[64])
     assert slower_because(best[64], best[64]) == "the fastest that fits"
 
 
