@@ -20,7 +20,7 @@ from course_lib.trace.files import sources
 from course_lib.trace.host import CpuRule, backward, cpu_spans, emulated_spans, wire_spans
 from course_lib.trace.note import Note, TraceError
 from course_lib.trace.parse import Document, parse
-from course_lib.trace.steps import Steps, find_steps, spread
+from course_lib.trace.steps import OUTSIDE, Steps, find_steps, spread
 
 PROVENANCE = {"cuda": "measured (cuda)", "rocm": "measured (rocm)", "xpu": "measured (xpu)", "cpu": "measured (cpu)",
               "emulated": "measured (real wires, emulated device)", "unknown": "measured (no device events)"}
@@ -133,11 +133,20 @@ def _rank(document: Document, rank: int, notes: tuple[Note, ...], cpu: CpuRule |
     else:
         # The host only launched; that is no measure of what the device did.
         spans, more = spans + unseen_collectives(rank, events, steps), [_nothing(document, events)]
-    spans += wire
+    spans = [_numbered(s, steps) for s in (*spans, *wire)]
     if facts.missing:
         more.append(Note("incomplete-step", f"step {spread(facts.missing)}: kernels were launched and never recorded, "
                          "so its numbers are lower bounds", sum(facts.missing.values())))
     return RankTrace(rank, document.name, Timeline.of(spans, PROVENANCE[facts.device]), facts, (*notes, *more))
+
+
+def _numbered(span: Span, steps: Steps) -> Span:
+    """Work of the host belongs to the step during which it starts; compute that an emulated device dates back to just
+    before its step, to the step in which it ends. Device work has its number from its launch already."""
+    if span.step >= 0 or not steps.windows:
+        return span
+    step = steps.at(span.start)
+    return span._replace(step=steps.at(span.stop) if step == OUTSIDE and span.kind == "compute" else step)
 
 
 def _device(document: Document, events: Events) -> str:
