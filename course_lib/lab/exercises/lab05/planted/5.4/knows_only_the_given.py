@@ -3,4 +3,4 @@ def diagnose(spans):
         return "late rank", 0.63365
     if sum(kind == "comm" for _, kind, *_ in spans) == 2:
         return "held back", 0.32569
-    return "slow wire", 1.74852
+    return "slow wire", 2.04197
