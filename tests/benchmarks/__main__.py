@@ -13,6 +13,7 @@ from tests.benchmarks import (  # noqa: F401  they register themselves
     bench_compress,
     bench_launch,
     bench_overlap,
+    bench_pipeline,
     bench_plan,
     bench_recorder,
     bench_tune,
