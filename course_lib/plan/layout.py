@@ -18,7 +18,8 @@ class Layout:
     """`tensor`·`pipeline`·D GPUs. `interleaved`: parts of the model on each stage (v). `stage`: of ZeRO.
 
     `sequence`: the norms' activations are split over the tensor-parallel ranks too (arXiv 2205.05198). `fused`: one
-    attention kernel that never writes the scores (flash attention). `overlap`: gradient traffic runs under backward.
+    attention kernel that never writes the scores (flash attention). `overlap`: gradients are reduced under backward,
+    and what tensor parallelism sends in backward runs under its products.
     `fp32_gradients`: gradients are kept in fp32 where weights are bf16, 18 bytes a parameter in all instead of 16.
     `regather`: under sequence parallelism, the gathered inputs of a layer's matrices are dropped after forward and
     gathered again (Megatron); False keeps them whole.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from course_lib.plan.hardware import Cluster
 from course_lib.plan.layout import Layout
 from course_lib.plan.shape import ModelShape
-from course_lib.plan.timing import Step, stage_of, step
+from course_lib.plan.timing import Step, copying, stage_of, step
 from course_lib.schedule.generators import interleaved
 from course_lib.simulate.pipeline import Costs, Prediction, predict
 
@@ -39,7 +39,8 @@ def replay(shape: ModelShape, cluster: Cluster, layout: Layout, B: int) -> Repla
     p, v = layout.pipeline, layout.interleaved
     of = [stage_of(shape, cluster, layout, last=rank == p - 1) for rank in range(p)]
     forward = [(one.forward + one.tensor_forward) / v + one.hop for one in of]
-    backward = [(one.backward + one.tensor_backward) / v + one.hop for one in of]
+    copies = copying(shape, cluster, layout, found.D)
+    backward = [(one.backward + one.tensor_backward + copies) / v + one.hop for one in of]
     # Stage s of the schedule is on rank s % p: a rank's parts take equally long.
     costs = Costs(F=forward * v, B=backward * v)
     return Replay(predict(interleaved(p, found.N, v), costs), layout.tensor * found.D, found)

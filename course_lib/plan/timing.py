@@ -1,8 +1,9 @@
 """Seconds of one update by part: compute, pipeline bubble, and what of each kind of communication is exposed.
 
 The step of a pipeline is N times its slowest stage plus p−1 times one part of a stage: (p−1)/(v·N) of the ideal
-time is bubble (arXiv 2104.04473). What tensor parallelism sends sits on the critical path and is all exposed. What
-data parallelism sends hides under backward as far as backward is long.
+time is bubble (arXiv 2104.04473). What tensor parallelism sends in forward sits on the critical path and is all
+exposed; in backward most of it runs under the products for the gradients. What data parallelism sends hides under
+backward as far as backward is long.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def _stage_of(shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, m
                     overlap=overlap)
     gpu, t, layers = cluster.gpu, layout.tensor, shape.layers // layout.pipeline
     forward, backward = (part.times(layers) for part in layer(shape, layout))
+    hidden = forward.matmul / (gpu.efficiency.matmul * gpu.flops) if layout.overlap else 0.0
     if last:
         more = head(shape, layout)
         forward, backward = forward + more[0], backward + more[1]
@@ -95,7 +97,6 @@ def _stage_of(shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, m
     inside = min(t, cluster.node)
     # Two all-reduces a layer and direction; sequence parallelism makes each a gather and a scatter of the same bytes.
     reduce = cluster.collective_s(all_reduce_bytes(A, t), t, inside, passes=2) * layers * 2
-    hidden = forward.matmul / (gpu.efficiency.matmul * gpu.flops) if layout.overlap else 0.0
     if layout.sequence:
         # Gathering a layer's gradient is waited for. Gathering its input again and scattering the gradient of the input
         # run under the products for the gradients of input and weight.
@@ -120,21 +121,25 @@ def step(shape: ModelShape, cluster: Cluster, layout: Layout, B: int) -> Step:
     usual = stage_of(shape, cluster, layout, last=p == 1)
     held = -(-shape.stage_parameters(p) // layout.tensor)
     updated = held / (D if layout.stage else 1)
-    hops = 2 * v * slow.hop  # a micro-batch comes in and its gradient too, in each part
-    copies = N * Amount(bytes=copied_bytes(layout) * held).seconds(cluster.gpu) if D > 1 else 0.0
+    copies = copying(shape, cluster, layout, D)
     return Step(
-        D, N, B * shape.length, compute=N * slow.compute + copies, optimizer=optimizer(updated).seconds(cluster.gpu),
-        bubble=(p - 1) * ((usual.compute + usual.tensor) / v + 2 * slow.hop), tensor=N * slow.tensor,
-        pipeline=N * hops, data=data_exposed(shape, cluster, layout, held, D, N, slow),
+        D, N, B * shape.length, compute=N * (slow.compute + copies), optimizer=optimizer(updated).seconds(cluster.gpu),
+        bubble=(p - 1) * ((usual.compute + usual.tensor + copies) / v + 2 * slow.hop), tensor=N * slow.tensor,
+        # A micro-batch comes in and its gradient too, in each part of the stage.
+        pipeline=N * 2 * v * slow.hop, data=data_exposed(shape, cluster, layout, held, D, N, slow),
     )  # fmt: skip
 
 
-def copied_bytes(layout: Layout) -> float:
-    """Local memory traffic of sharding, a parameter and micro-step: a gathered weight is written by the wire and copied
-    out (6), a gradient is read, written flat in the type it is reduced in, and read by the wire. Without sharding a
-    gradient is added to the last one by the product that makes it."""
+def copying(shape: ModelShape, cluster: Cluster, layout: Layout, D: int) -> float:
+    """Seconds in which sharding copies within a GPU, a micro-step: a gathered weight is written by the wire and copied
+    out (6 bytes), a gradient is read, written flat in the type it is reduced in, and read by the wire. Without sharding
+    a gradient is added to the last one by the product that makes it."""
+    if D == 1 or layout.stage < 2:
+        return 0.0
     reduced = 2 + 2 * (2 * VALUE if layout.fp32_gradients else VALUE)
-    return {0: 0.0, 1: 0.0, 2: reduced, 3: 2 * 6.0 + reduced}[layout.stage]
+    gathered = 2 * 6 if layout.stage == 3 else 0
+    held = shape.stage_parameters(layout.pipeline) / layout.tensor
+    return Amount(bytes=(gathered + reduced) * held).seconds(cluster.gpu)
 
 
 def data_exposed(shape: ModelShape, cluster: Cluster, layout: Layout, held: int, D: int, N: int, stage: Stage) -> float:

@@ -11,7 +11,8 @@ from course_lib.plan.timing import stage_of
 SMALL = model("layers=8,width=1024,heads=16,vocab=50368")
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 2), Layout(2, 4), Layout(1, 4, 2, 2, stage=1), Layout(8, 1)])
+@pytest.mark.parametrize("layout", [Layout(1, 2), Layout(2, 4), Layout(1, 4, 2, 2, stage=1), Layout(8, 1),
+                                    Layout(2, 2, stage=2)])
 def test_the_formula_and_the_replay_agree(layout: Layout) -> None:
     where = cluster("a100-80", 16)
     assert replay(SMALL, where, layout, 64).total == pytest.approx(step(SMALL, where, layout, 64).total, rel=1e-6)
