@@ -10,7 +10,9 @@ import torch.distributed as dist
 
 from course_lib import record
 from course_lib.launch.measure import fit
+from course_lib.schedule.action import Action, Op
 from course_lib.schedule.clock import Clock
+from course_lib.schedule.emulated import EmulatedStage
 from course_lib.simulate.link import LinkCost
 from course_lib.train.emulated import device
 
@@ -46,18 +48,20 @@ def measure_message(sizes: Sequence[int] = (2**12, 2**16, 2**18), busy_ms: float
 
 def _rally(peer: int, serves: bool, size: int, turns: int, busy_ms: float, group: dist.ProcessGroup | None) -> float:
     """Seconds of one way, as the rank that serves sees them."""
-    ball, clock = torch.zeros(max(1, size // 4)), Clock(torch.device("cpu"))
+    ball, stage, clock = torch.zeros(max(1, size // 4)), EmulatedStage(busy_ms, 0, 0), Clock(torch.device("cpu"))
+    stroke = Action(Op.F, 0)
+
+    def hit() -> None:
+        with clock.action(stroke, "measure"):
+            output = stage(ball)
+        dist.isend(output.detach(), peer, group=group).wait()
+
     clock.begin()
     start = device.busy_until
     for _ in range(turns):
         if serves:
-            _return(ball, peer, busy_ms, group)
+            hit()
         clock.wait(dist.irecv(ball, peer, group=group))
         if not serves:
-            _return(ball, peer, busy_ms, group)
+            hit()
     return ((record.now() - start) / turns / 1e9 - 2 * busy_ms / 1e3) / 2
-
-
-def _return(ball: torch.Tensor, peer: int, busy_ms: float, group: dist.ProcessGroup | None) -> None:
-    device.spend("measure", round(busy_ms * 1e6))
-    dist.isend(ball, peer, group=group).wait()
