@@ -43,8 +43,11 @@ def side_by_side(timelines: Mapping[str, Timeline], *, dark: bool = False) -> Pi
             for bar in row.bars:
                 for piece in bar.pieces:
                     fill, _, hatch, _ = LOOKS[piece.look]
-                    axes.broken_barh([(piece.start / 1e6, (piece.stop - piece.start) / 1e6)], (top, LANE),
-                                     facecolors=fill, edgecolors=look.paper, hatch=hatch or None, linewidth=0)
+                    wait = piece.look == "wait"  # an outline: nothing moves there
+                    axes.broken_barh([(piece.start / 1e6, (piece.stop - piece.start) / 1e6)],
+                                     (top + wait, LANE - 2 * wait), facecolors="none" if wait else fill,
+                                     edgecolors=fill if wait else look.paper, hatch=hatch or None,
+                                     linewidth=1.7 if wait else 0)
                 axes.broken_barh([(bar.start / 1e6, (bar.stop - bar.start) / 1e6)], (top, LANE), facecolors="none",
                                  edgecolors=look.paper, linewidth=0.5)
             picture.text_px(LEFT - 8, TOP + top + LANE / 2, row.role, 10, va="center", ha="right", color=look.muted)
@@ -57,7 +60,8 @@ def side_by_side(timelines: Mapping[str, Timeline], *, dark: bool = False) -> Pi
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(look.grid)
     drawn = set().union(*(one.looks for one in scenes.values()))
-    keys = [Patch(facecolor=fill, edgecolor=look.paper, hatch=hatch * 2 or None, linewidth=0, label=label)
+    keys = [Patch(facecolor="none", edgecolor=fill, linewidth=1.7, label=label) if name == "wait" else
+            Patch(facecolor=fill, edgecolor=look.paper, hatch=hatch * 2 or None, linewidth=0, label=label)
             for name, (fill, _, hatch, label) in LOOKS.items() if name in drawn]
     across, down = picture.pixels
     picture.legend(handles=keys, loc="upper left", bbox_to_anchor=(14 / across, 34 / down), ncols=len(keys),
