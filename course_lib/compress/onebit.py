@@ -7,6 +7,7 @@ compressed again, with a residual of its own, and in phase 2 everybody gets ever
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from course_lib.compress.compressor import Compressor, NonFiniteGradient, Phases
 from course_lib.compress.memory import Memory
@@ -23,6 +24,7 @@ from course_lib.train.bucket import Bucket
 # As a little-endian number, eight bytes that are 0 or 1 times this have the eight bits in their highest byte.
 _GATHER = 0x0102040810204080
 _SCALE_BYTES = 4
+_thread = threading.local()
 
 
 def part_of(numel: int, ranks: int) -> int:
@@ -40,9 +42,11 @@ def signs_of(x: torch.Tensor, numel: int) -> torch.Tensor:
     return words.view(torch.uint8)[7::8].contiguous()
 
 
-def unpack(packed: torch.Tensor) -> torch.Tensor:
+def unpack(packed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """uint8 (…, n) to float32 (…, 8·n): +1 for a bit that is 0, −1 for one that is 1."""
-    return embedding(packed.int(), _table(packed.device)).flatten(-2)
+    out = torch.empty(8 * packed.numel(), device=packed.device) if out is None else out
+    torch.index_select(_table(packed.device), 0, packed.reshape(-1).int(), out=out.view(-1, 8))
+    return out.view(*packed.shape[:-1], 8 * packed.shape[-1])
 
 
 @lru_cache
@@ -51,15 +55,18 @@ def _table(device: torch.device) -> torch.Tensor:
     return (1.0 - 2.0 * (torch.arange(256)[:, None] >> torch.arange(8) & 1)).to(device, torch.float32)
 
 
-def compress(x: torch.Tensor, numel: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scale, signs) of the 1-D x: mean|x| with no dimensions, and its sign bits as uint8, padded with zeros to
-    `numel` entries (default: the next multiple of 8).
+def split(x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, units) of the 1-D x: mean|x| with no dimensions, and ±1 by the sign bits of x.
 
-    Of all ±s the mean of |x| has the smallest squared error (Seide 2014; Karimireddy 2019, arXiv 1901.09847).
+    Of all ±s, s = mean|x| has the smallest squared error (Seide 2014; Karimireddy 2019, arXiv 1901.09847).
     """
-    numel = -(-x.numel() // 8) * 8 if numel is None else numel
-    scale = x.abs().mean() if x.numel() else x.new_zeros(())
-    return scale, signs_of(x, numel)
+    units = torch.copysign(x.new_ones(()), x, out=out)
+    return torch.dot(x, units) / max(1, len(x)), units
+
+
+def compress(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, signs) of the 1-D x: mean|x|, and its sign bits in uint8."""
+    return split(x)[0], signs_of(x, -(-len(x) // 8) * 8)
 
 
 def decompress(scale: torch.Tensor, signs: torch.Tensor, numel: int) -> torch.Tensor:
@@ -109,8 +116,11 @@ class OneBit(Compressor):
 
         scales, signs = _columns(gathered, parts)
         for size, scale, sign, out in zip(sizes, scales.T, signs, bucket.gradients()):
-            values = unpack(sign).mul_(scale[:, None])
-            out.copy_(values.view(-1)[:size].view(out.shape))
+            units = unpack(sign, _room(scale, 8 * sign.numel()))
+            if units.numel() == size:
+                torch.mul(units, scale[:, None], out=out.view_as(units))
+            else:
+                out.copy_(units.mul_(scale[:, None]).view(-1)[:size].view(out.shape))
 
     def _mean(self, bucket: Bucket, sizes: Sequence[int], scales: torch.Tensor,
               signs: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -124,7 +134,7 @@ class OneBit(Compressor):
         else:
             mean = scales.new_empty(sum(owned))
         for i, (out, sign) in enumerate(zip(mean.split(owned), signs)):
-            torch.mv(unpack(sign)[:, :len(out)].T, scales[i], out=out)
+            torch.mv(unpack(sign, _room(mean, 8 * sign.numel()))[:, :len(out)].T, scales[i], out=out)
             if feedback:
                 out += left[i]
         return mean
@@ -135,15 +145,23 @@ class OneBit(Compressor):
                                  "finite; the residuals are as they were")
 
 
+def _room(like: torch.Tensor, numel: int) -> torch.Tensor:
+    """Room of this thread's for one parameter: on a CPU, fresh memory costs as much as the arithmetic done in it."""
+    key = like.dtype, like.device
+    if key not in (rooms := _thread.__dict__) or len(rooms[key]) < numel:
+        rooms[key] = like.new_empty(numel)
+    return rooms[key][:numel]
+
+
 def _rows(values: Sequence[torch.Tensor], parts: Sequence[int], ranks: int) -> torch.Tensor:
     """What travels, uint8, a row for each of `ranks`: the float32 scales of all parameters, then the signs of the
     rank's part of each. Leaves in every one of `values` what was not sent of it."""
     scales, signs = [], []
     for x, part in zip(values, parts):
-        scale, bits = compress(x, ranks * part)
+        scale, units = split(x, _room(x, len(x)))
         scales.append(scale.float())
-        signs.append(bits.view(ranks, part // 8))
-        x.sub_(torch.copysign(scales[-1].to(x.dtype), x))
+        signs.append(signs_of(x, ranks * part).view(ranks, part // 8))
+        x.addcmul_(units, scales[-1].to(x.dtype), value=-1)
     head = torch.stack(scales).view(torch.uint8)
     return torch.cat([head.expand(ranks, -1), *signs], dim=1)
 

@@ -14,7 +14,8 @@ _GOALS_MS_PER_MB = {"onebit": 2.5, "topk": 6.0}
 
 @benchmark
 def compression_cost() -> Iterator[Figure]:
-    """CPU time of one hook call on one thread, a bucket of 16 MB on one rank, in alternation with torch's."""
+    """CPU time of one hook call on one thread, a bucket of 16 MB, in alternation with torch's. One rank, so that
+    sending is not in it; a rank alone does all of 1-bit's second phase, which is otherwise shared out."""
     (times,) = run(_times, ranks=1, fabric="loopback", timeout_s=300)
     for scheme in ("fp16", "bf16", "powersgd"):
         ratios = [ours / theirs for ours, theirs in zip(times[scheme], times[f"torch {scheme}"])]
