@@ -37,7 +37,13 @@ def wire_spans(rank: int, events: Events) -> list[Span]:
 def emulated_spans(rank: int, events: Events) -> list[Span]:
     """What an emulated device reports of itself; it is all the compute there is."""
     found = (emulated_work(e.name, e.start, e.stop) for e in (*events.annotations, *events.operators))
-    return [Span(rank, "compute", "device", *work) for work in found if work is not None]
+    spans, reached = [], -2**63
+    for name, start, stop in sorted((work for work in found if work is not None), key=lambda work: work[2]):
+        # A host that woke up late reports the end late; the device had begun its next work already, and does one at a
+        # time.
+        spans.append(Span(rank, "compute", "device", name, min(max(start, reached), stop), stop))
+        reached = stop
+    return spans
 
 
 def cpu_spans(rank: int, events: Events, rule: CpuRule) -> list[Span]:
