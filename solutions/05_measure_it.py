@@ -38,9 +38,9 @@ from course_lib.timeline import union as covered
 from course_lib.trace import command as trace_command
 from course_lib.tune import choose, sweep
 
-wire = Fabric(gbit=1.0, latency_us=2000, kind=fabric)
+wire = Fabric(gbit=0.5, latency_us=4000, kind=fabric)
 repeats = 3 if quick else 7
-caps_mb = (0.25, 0.5, 1, 2, 4) if quick else (0.25, 0.5, 0.75, 1, 1.5, 2, 4)
+caps_mb = (0.5, 1, 2, 4) if quick else (0.25, 0.5, 0.75, 1, 1.5, 2, 4)
 
 # %% [markdown] id="symbols"
 # ## The words
@@ -86,7 +86,7 @@ print(f"a step takes {profile.plain_ms:.1f} ms without profiler and {profiled_ms
 # One step, as a viewer shows it: a lane for the device and a lane for the wire of each rank. Judge by eye.
 
 # %% id="by-eye" tags=["picture"]
-lanes(profile.timeline, title="One step of your run")
+lanes(profile.timeline, step=1, title="One step of your run")
 
 # %% id="predict-overlap"
 lab.predict("5.overlap", "How much of the communication in this step is hidden under compute?", unit="%")
@@ -170,9 +170,9 @@ for row in trace.measure(profile.trace).rows:
     exposed, hidden = mine[row.rank, row.step]
     print(f"rank {row.rank}, step {row.step}: exposed {exposed / 1e6:6.2f} ms (library {row.exposed / 1e6:6.2f}), "
           f"hidden {hidden / 1e6:6.2f} ms (library {row.hidden / 1e6:6.2f}), overlap {row.overlap:.0%}")
-both = [sum(column) for column in zip(*mine.values())]
-lab.compare("5.overlap", round(100 * both[1] / sum(both)))
-show.figure(profile.timeline, title="The same step, measured")
+exposed, hidden = (sum(column) for column in zip(*(mine[rank, 1] for rank in profile.timeline.ranks)))
+lab.compare("5.overlap", round(100 * hidden / (exposed + hidden)))
+show.figure(profile.timeline, step=1, title="The same step, measured")
 
 # %% [markdown] id="ninety-nine-text"
 # ## A number that says 99 % where the truth is 0
@@ -486,7 +486,7 @@ print(f"DistributedDataParallel(model, **{choice.ddp_arguments})")
 # - **The first steps.** DDP builds its buckets in the first iteration, allocators fill, kernels are chosen. Drop them.
 # - **The launch for the transfer.** On a GPU the host's `nccl:all_reduce` lasts microseconds: it only launches. Without
 #   device events you cannot know, and "cannot know" is not 0.
-# - **Names.** `ncclKernel_…` became `ncclDevKernel_…`; tools that looked for the old one reported no communication at
+# - **Names.** `ncclKernel_…` became `ncclDevKernel_…`; a tool that looked for the old one found no communication at
 #   all. Custom all-reduces and DeepEP's kernels do not contain `nccl` either.
 # - **Sums of streams.** Two transfers at a time are one wait. Join before you add.
 # - **One rank's trace.** It cannot tell waiting from transferring.

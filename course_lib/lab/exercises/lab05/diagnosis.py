@@ -73,8 +73,8 @@ WRONG: dict[str, tuple[Reading, ...]] = {
 def diagnose_traces(answer: Callable[[Spans], tuple[str, float]], draw: random.Random) -> Verdict:
     """A row for each given trace, and one for each cause over steps drawn by chance."""
     sets: dict[str, list[Spans]] = {f"trace {name}": [spans] for name, spans in given_steps().items()}
-    sets |= {cause: [drawn_step(draw, cause) for _ in range(6)] for cause in CAUSES}
-    sets["two at once"] = [drawn_step(draw, both) for both in ("late and held back", "held back, slow wire") * 3]
+    sets |= {cause: [drawn_step(draw, cause) for _ in range(4)] for cause in CAUSES}
+    sets["two at once"] = [drawn_step(draw, both) for both in ("late and held back", "held back, slow wire") * 2]
     played: dict[str, list[tuple[Spans, tuple[str, float]]]] = {}
     for kind, steps in sets.items():
         played[kind] = []

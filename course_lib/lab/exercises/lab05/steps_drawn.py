@@ -7,12 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from course_lib.timeline import intersect, length, union
-
 Span = tuple[int, str, int, int]
 Spans = list[Span]
+Intervals = list[tuple[int, int]]
 UNIT = 1000
 
 
@@ -33,7 +30,7 @@ def read_step(spans: Spans, reading: Reading) -> tuple[str, float]:
     if reading.ranks == "first":
         first = min(rank for rank, *_ in spans)
         spans = [span for span in spans if span[0] == first]
-    by: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    by: dict[int, dict[str, Intervals]] = defaultdict(lambda: defaultdict(list))
     for rank, kind, start, stop in spans:
         by[rank]["comm" if kind == "comm" else "compute"].append((start, stop))
         by[rank][kind + " only"].append((start, stop))
@@ -41,9 +38,8 @@ def read_step(spans: Spans, reading: Reading) -> tuple[str, float]:
     M, C = (sum(b - a for rank in by.values() for a, b in rank[kind]) for kind in ("comm", "compute"))
     W = sum(_waits(same, reading.wait) for same in zip(*comm))
     T = len(by) * (max(stop for *_, stop in spans) - min(start for _, _, start, _ in spans))
-    every = _set([span for rank in by.values() for span in rank["compute"]])
-    E = M - sum(length(intersect(_set(rank["comm"]), every if reading.other_ranks else _set(rank["compute"])))
-                for rank in by.values())
+    every = _union([span for rank in by.values() for span in rank["compute"]])
+    E = M - sum(_shared(rank["comm"], every if reading.other_ranks else rank["compute"]) for rank in by.values())
     if reading.busy is not None and _busy(by) / T > reading.busy:
         return "nothing to gain", _busy(by) / T
     held = all(rank["comm"][0][0] >= max(b for _, b in rank["backward only"]) for rank in by.values() if rank["comm"])
@@ -63,11 +59,21 @@ def _waits(same: tuple[tuple[int, int], ...], wait: str) -> int:
 
 
 def _busy(by: dict) -> int:
-    return sum(length(_set(rank["comm"] + rank["compute"])) for rank in by.values())
+    return sum(b - a for rank in by.values() for a, b in _union(rank["comm"] + rank["compute"]))
 
 
-def _set(spans: list[tuple[int, int]]) -> np.ndarray:
-    return union(np.array(spans, np.int64).reshape(-1, 2))
+def _shared(spans: Intervals, others: Intervals) -> int:
+    return sum(max(0, min(b, d) - max(a, c)) for a, b in spans for c, d in others)
+
+
+def _union(spans: Intervals) -> Intervals:
+    out: Intervals = []
+    for start, stop in sorted(spans):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], stop))
+        else:
+            out.append((start, stop))
+    return out
 
 
 def drawn_step(draw: random.Random, cause: str) -> Spans:
