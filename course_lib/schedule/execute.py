@@ -19,14 +19,26 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.schedule.action import LAST_USE, Action, Op, Schedule, ScheduleError
+from course_lib.schedule.action import (
+    BACKWARD,
+    COMPUTE,
+    LAST_USE,
+    RECEIVES,
+    SENDS,
+    Action,
+    Op,
+    Schedule,
+    ScheduleError,
+)
 from course_lib.schedule.check import check
 from course_lib.schedule.clock import Clock
 from course_lib.schedule.mail import Mail, Shapes, describe
 from course_lib.schedule.messages import with_messages
 from course_lib.schedule.replicas import Replicas
+from course_lib.schedule.sharded import Sharded
 from course_lib.schedule.split import backward_input
 from course_lib.train.base import Strategy
+from course_lib.train.broadcast import broadcast_module
 
 LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
 _numbers = itertools.count()
@@ -38,8 +50,10 @@ class Pipeline:
     `stages` maps the numbers of this rank's stages to modules; each takes one tensor and gives one tensor. The first
     stage takes `batch[0]` of a micro-batch; `loss_of(output, batch)` turns what the last stage puts out into the
     *summed* loss of the micro-batch. `group` holds the ranks of this pipeline in order (default: all ranks),
-    `replicas` the ranks that hold the same stages in other pipelines; with more than one, the schedule must reduce
-    (`add_reductions`). `step(stage)` is called for a `step` action.
+    `replicas` the ranks that hold the same stages in other pipelines: they start from the parameters of the first of
+    them, and the schedule must reduce (`add_reductions`). Where it gathers parameters too (`add_gathers`), they are
+    sharded over the replicas (ZeRO-3). `step(stage)` is called for a `step` action; an optimizer holds
+    `parameters(stage)`.
 
     Every rank of the pipeline makes one at the same point. The schedule is checked, and messages are added where it
     has none, before anything runs. Raises `ScheduleError` for a schedule that cannot run or stages that do not fit.
@@ -62,8 +76,20 @@ class Pipeline:
         self._shapes = Shapes(f"course_lib/schedule/{dist.get_process_group_ranks(group)}/{next(_numbers)}", limit_s)
         self._mail = Mail(schedule, self.rank, group, where, self._shapes)
         self._clock = Clock(where)
-        self._replicas = Replicas(self._by_last_backward(), dict(enumerate(schedule.buckets)), replicas) \
-            if replicas is not None and dist.get_world_size(replicas) > 1 else None
+        self._over = None if replicas is None or dist.get_world_size(replicas) == 1 else self._spread(replicas)
+
+    def parameters(self, stage: int) -> list[nn.Parameter]:
+        """What an optimizer of the stage holds: its parameters, or where they are sharded this rank's shards."""
+        return [p for p in self._params[stage] if p.requires_grad] if self._over is None \
+            else self._over.parameters(stage)
+
+    def _spread(self, replicas: dist.ProcessGroup) -> Replicas | Sharded:
+        for module in self.stages.values():
+            broadcast_module(module, replicas)
+        last = {a.stage: k for k, a in enumerate(self._actions) if a.op in LAST_USE}
+        stages = {stage: self.stages[stage] for stage in sorted(last, key=last.__getitem__)}
+        kind = Sharded if any(a.op is Op.GATHER for a in self._actions) else Replicas
+        return kind(stages, dict(enumerate(self.schedule.buckets)), replicas)
 
     def _refuse(self, group: dist.ProcessGroup, replicas: dist.ProcessGroup | None) -> None:
         if dist.get_world_size(group) != len(self.schedule.ranks):
@@ -76,19 +102,16 @@ class Pipeline:
             if isinstance(module, DistributedDataParallel | FSDPModule | Strategy):
                 raise ScheduleError(f"stage {stage} is wrapped in {type(module).__name__}, which would reduce in every "
                                     "micro-batch; give the bare module, replicas=… and a schedule with add_reductions")
-        if replicas is not None and dist.get_world_size(replicas) > 1 and not self.schedule.buckets:
+        spread = replicas is not None and dist.get_world_size(replicas) > 1
+        if spread and not self.schedule.buckets:
             raise ScheduleError(f"there are {dist.get_world_size(replicas)} replicas, but the schedule never reduces, "
                                 "so they would drift apart; pass it through add_reductions")
         ops = {a.op for a in self.schedule.ranks[self.rank]}
-        if ops & {Op.GATHER, Op.FREE}:
-            raise ScheduleError("the schedule gathers parameters, but these stages hold theirs whole; leave "
-                                "add_gathers out")
+        if Op.GATHER in ops and not spread:
+            raise ScheduleError("the schedule gathers parameters, but without replicas they are whole; leave "
+                                "add_gathers out, or give replicas=…")
         if Op.STEP in ops and self._step is None:
             raise ScheduleError("the schedule has step actions; give step=…, what to call for each stage")
-
-    def _by_last_backward(self) -> dict[int, nn.Module]:
-        last = {a.stage: k for k, a in enumerate(self._actions) if a.op in LAST_USE}
-        return {stage: self.stages[stage] for stage in sorted(last, key=last.__getitem__)}
 
     def run(self, window: Sequence[Any], denominator: float, last: bool = True) -> float:
         """One pass of the schedule over its micro-batches; gradients are added to `.grad`.
@@ -110,8 +133,8 @@ class Pipeline:
             if last or action.op not in (Op.REDUCE, Op.STEP):
                 with self._clock.action(action, self.schedule.name(action)):
                     one.do(action)
-        if self._replicas is not None:
-            self._replicas.finish()
+        if self._over is not None:
+            self._over.finish()
         self._mail.finish()
         self._clock.end()
         return float(sum(one.losses))
@@ -129,22 +152,30 @@ class _Pass:
 
     def do(self, action: Action) -> None:
         pipeline, stage, i = self.pipeline, action.stage, action.index
+        over = pipeline._over
+        if action.op in COMPUTE and isinstance(over, Sharded):
+            for work in over.coming(stage):
+                pipeline._clock.wait(work)
         if action.op is Op.F:
             self._forward(stage, i)
-        elif action.op in (Op.B, Op.I):
+        elif action.op in BACKWARD:
             self._backward(action)
         elif action.op is Op.W:
             self.halves.pop((stage, i)).run()
-        elif action.op in (Op.SEND_F, Op.SEND_B):
+        elif action.op in SENDS:
             pipeline._mail.send(action, self.out.pop(action.partner()))
-        elif action.op in (Op.RECV_F, Op.RECV_B):
+        elif action.op in RECEIVES:
             pipeline._mail.post(action)
-        elif action.op is Op.REDUCE and pipeline._replicas is not None:
-            pipeline._replicas.start(stage, i)
         elif action.op is Op.STEP:
-            if pipeline._replicas is not None:
-                pipeline._replicas.finish(stage)
+            if over is not None:
+                over.finish(stage)
             pipeline._step(stage)
+        elif action.op is Op.GATHER:
+            over.gather(stage)
+        elif action.op is Op.FREE:
+            over.free(stage)
+        elif over is not None:
+            over.start(stage, i)
 
     def _take(self, receive: Action) -> torch.Tensor:
         """What a neighbouring stage gave, from this rank or another."""

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import record
+from course_lib.schedule.action import ScheduleError
 
 
 class Replicas:
@@ -22,25 +23,19 @@ class Replicas:
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], buckets: Mapping[int, int], group: dist.ProcessGroup) -> None:
-        self.group = group
-        self._parts: dict[tuple[int, int], list[nn.Parameter]] = {}
+        self.group, self._stages = group, stages
+        self._parts = {key: one_dtype(key, params) for key, params in parts_of(stages, buckets).items()}
         self._travelling: list[tuple[tuple[int, int], torch.Tensor, dist.Work]] = []
-        taken: set[int] = set()
-        for stage in reversed(stages):
-            params = [p for p in stages[stage].parameters() if p.requires_grad and id(p) not in taken]
-            taken |= {id(p) for p in params}
-            for bucket, part in enumerate(_even(params[::-1], buckets[stage])):
-                self._parts[stage, bucket] = part
+
+    def parameters(self, stage: int) -> list[nn.Parameter]:
+        """What an optimizer holds: the stage's own parameters."""
+        return [p for p in self._stages[stage].parameters() if p.requires_grad]
 
     def start(self, stage: int, bucket: int) -> None:
-        """Send a bucket on its way."""
+        """Send the gradient of a bucket on its way."""
         params = self._parts[stage, bucket]
         if not params:
             return
-        dtypes = {p.dtype for p in params}
-        if len(dtypes) > 1:
-            raise ValueError(f"bucket {bucket} of stage {stage} holds parameters of {len(dtypes)} dtypes "
-                             f"({', '.join(sorted(map(str, dtypes)))}); give a stage parameters of one dtype")
         has = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype, device=params[0].device)
         flat = torch.cat([*(p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in params), has])
         with record.tag(bucket):
@@ -61,6 +56,26 @@ class Replicas:
                 if someone:
                     p.grad = total.view_as(p)
         self._travelling = rest
+
+
+def parts_of(stages: Mapping[int, nn.Module], buckets: Mapping[int, int]) -> dict[tuple[int, int], list[nn.Parameter]]:
+    """The trainable parameters of each (stage, bucket), each in one: in the last of the stages that share it."""
+    taken: set[int] = set()
+    parts = {}
+    for stage in reversed(stages):
+        params = [p for p in stages[stage].parameters() if p.requires_grad and id(p) not in taken]
+        taken |= {id(p) for p in params}
+        parts |= {(stage, bucket): part for bucket, part in enumerate(_even(params[::-1], buckets[stage]))}
+    return parts
+
+
+def one_dtype(key: tuple[int, int], params: list[nn.Parameter]) -> list[nn.Parameter]:
+    """The same list. Raises `ScheduleError` where it cannot travel as one tensor."""
+    dtypes = sorted({str(p.dtype) for p in params})
+    if len(dtypes) > 1:
+        raise ScheduleError(f"bucket {key[1]} of stage {key[0]} holds parameters of {' and '.join(dtypes)}; give a "
+                            "stage parameters of one dtype")
+    return params
 
 
 def _even(params: Sequence[nn.Parameter], parts: int) -> list[list[nn.Parameter]]:

@@ -34,6 +34,12 @@ def mlp_stages(n: int) -> list[nn.Module]:
     return [Odd() for _ in range(n)]
 
 
+def plain_stages(n: int) -> list[nn.Module]:
+    """No parameter twice: torch 2.13's own split backward fails on those ("a second time")."""
+    torch.manual_seed(n)
+    return [nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, WIDTH)) for _ in range(n)]
+
+
 def gpt_stages(n: int) -> list[nn.Module]:
     """Tokens in, scores out."""
     torch.manual_seed(n)
@@ -65,7 +71,8 @@ def gpt_loss(output, batch):
 
 
 KINDS = {"mlp": (mlp_stages, mlp_batch, mlp_loss, lambda b: len(b[0])),
-         "gpt": (gpt_stages, gpt_batch, gpt_loss, lambda b: int((b[1] != -100).sum()))}
+         "gpt": (gpt_stages, gpt_batch, gpt_loss, lambda b: int((b[1] != -100).sum())),
+         "plain": (plain_stages, mlp_batch, mlp_loss, lambda b: len(b[0]))}
 
 
 def truth(kind: str, n: int, batches: list[int]):

@@ -89,7 +89,7 @@ def torchs_gradients(name: str, m: int):
     schedules = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
                  "zero bubble": "ScheduleInterleavedZeroBubble", "zb-v": "ScheduleZBVZeroBubble"}
     rank, p, n = dist.get_rank(), dist.get_world_size(), MAKERS[name](dist.get_world_size(), m).stages
-    make, batch, loss_of, count = KINDS["mlp"]
+    make, batch, loss_of, count = KINDS["plain"]
     held, window = MAKERS[name](p, m).stages_of(rank), [batch(i) for i in range(m)]
     every, total = make(n), sum(map(count, window))
     stages = [pipelining.PipelineStage(every[s], s, n, torch.device("cpu")) for s in held]
@@ -101,7 +101,7 @@ def torchs_gradients(name: str, m: int):
 
 
 def both(m: int):
-    return [(gradients_of_a_pipeline(name, "mlp", m)[1], torchs_gradients(name, m))
+    return [(gradients_of_a_pipeline(name, "plain", m)[1], torchs_gradients(name, m))
             for name in ("1f1b", "interleaved", "zero bubble", "zb-v")]
 
 
