@@ -20,7 +20,8 @@ class EveryStep(Bucketed):
     Even and odd micro-steps have a set each, so a set on the wire is never accumulated into. It is waited for
     when the forward two micro-steps later begins, accumulated onto, and sent again, which adds only what is new;
     `finish_gradient_synchronization()` waits for both sets and adds them up. The gradient therefore takes twice
-    its memory, and N micro-steps send N times the bytes of one.
+    its memory, and N micro-steps send N times the bytes of one. At each such forward the ranks compare notes, a few
+    bytes off the wire, so none is ever more than one micro-step ahead.
 
     Micro-steps whose forward ran under `no_sync()` send nothing: their gradient travels with that of the next
     micro-step outside. With all but the last inside, this is `Bucketed`. `zero_grad()` belongs after
