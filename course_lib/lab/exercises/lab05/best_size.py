@@ -9,8 +9,7 @@ The learner writes `best_size(G_bytes, a_s, beta_s_per_byte, Tb_s)`:
   Whichever is later counts.
 - The result is the S between 0 and G for which it arrives first. G/S need not be whole.
 
-The check states these rules, and searches; it does not hold a solution. The model is that of
-`course_lib.simulate.buckets` for many small gradients.
+The check states these rules, and searches. The model is that of `course_lib.simulate.buckets` for many small gradients.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ The learner writes `diagnose(spans)`:
   3. `slow wire`, if what is not waiting takes longer than compute, M − W > C; the number is (M − W) / C.
   4. `nothing to gain`; the number is E / (n·T).
 
-The check states these rules; it does not hold a solution.
+`steps_drawn` reads a step by these rules, and by the wrong ones that people write.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The learner writes `exposed_hidden(events, steps)`:
   its time. It is hidden where the *same rank* computes, whatever step that compute belongs to.
 - The result maps each (rank, step) to (exposed, hidden) in nanoseconds, or to None if the step has no communication.
 
-The check states these rules; it does not hold a solution.
+The check counts moment by moment.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The learner writes `union(spans)`:
 - The result lists the (start, stop) that cover the same moments, sorted and apart from each other: spans that overlap
   or touch are one, and a span without length is none.
 
-The check states these rules; it does not hold a solution.
+The check works from the moments that are covered, one by one.
 """
 
 from __future__ import annotations
