@@ -40,16 +40,15 @@ class Second:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_run, args=(self._tasks,), name="second phase", daemon=True)
         self._thread.start()
+        weakref.finalize(group, self._tasks.put, None)
         # A thread inside torch while the interpreter goes down would abort the process.
         atexit.register(self._close)
-        weakref.finalize(group, self._close)
 
     def put(self, task: Callable[[], None]) -> None:
         """Run `task` after all that were put before. It may wait for collectives, and must not raise."""
         self._tasks.put(task)
 
     def _close(self) -> None:
-        atexit.unregister(self._close)
         self._tasks.put(None)
         self._thread.join(5.0)
 
