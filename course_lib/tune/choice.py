@@ -14,6 +14,8 @@ from course_lib.tune.calibrate import VERDICT_RANGE
 from course_lib.tune.sweep import Measured
 
 DEFAULT, PLAN, BASELINES = "ddp default", "plan", ("compute", "comm", "serial")
+BUSY = 0.1
+"""Times whose spread is more than this share of their median say more of the machine than of the layouts."""
 WORTH = 0.01
 """Less than this share of a step is no reason to set anything."""
 
@@ -52,7 +54,7 @@ class Choice:
     def __post_init__(self) -> None:
         best, verdict = _judge(self)
         object.__setattr__(self, "best", best)
-        object.__setattr__(self, "verdict", verdict)
+        object.__setattr__(self, "verdict", verdict + _doubt(self))
 
     @property
     def Tc(self) -> float:
@@ -163,6 +165,12 @@ def _judge(choice: Choice) -> tuple[str, str]:
     share, spread = gain(measured[DEFAULT], measured[best])
     return best, (f"Take {_described(choice, best)}: {_ms(measured[best])} against {_ms(measured[DEFAULT])} with DDP's "
                   f"default, {share:.1%} ± {spread:.1%} of a step saved.")
+
+
+def _doubt(choice: Choice) -> str:
+    worst = max(m.spread_s / m.median_s for m in choice.measured.values())
+    return "" if worst <= BUSY else (f" Times of one layout varied by ± {worst:.0%}: the machine was busy, so measure "
+                                     "again when it is quiet, or with more repeats.")
 
 
 def _described(choice: Choice, name: str) -> str:

@@ -70,6 +70,11 @@ def test_where_the_default_is_best_it_stays():
     assert found.best == "ddp default" and found.ddp_arguments == {} and "leave it" in found.verdict
 
 
+def test_a_busy_machine_is_said():
+    assert "machine was busy" in choice(ddp_default=150, plan=120, jitter=30.0).verdict
+    assert "machine was busy" not in choice(ddp_default=150, plan=120).verdict
+
+
 @pytest.mark.parametrize("times, says", [
     ({"comm": 10.0}, "Nothing to gain here: r = 0.1"),
     ({"comm": 350.0}, "4 instead of 1"),
