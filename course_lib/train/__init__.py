@@ -15,7 +15,8 @@ from course_lib.train.ddp import STRATEGIES, StockDDP, wrap
 from course_lib.train.everystep import EveryStep
 from course_lib.train.nosync import NoSync
 from course_lib.train.serial import SerialAllReduce
+from course_lib.train.stepping import StepPerBucket
 from course_lib.train.window import accumulate
 
-__all__ = ["STRATEGIES", "Bucketed", "EveryStep", "NoSync", "SerialAllReduce", "StockDDP", "SynchronizationError",
-           "accumulate", "wrap"]
+__all__ = ["STRATEGIES", "Bucketed", "EveryStep", "NoSync", "SerialAllReduce", "StepPerBucket", "StockDDP",
+           "SynchronizationError", "accumulate", "wrap"]

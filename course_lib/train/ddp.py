@@ -17,6 +17,7 @@ from course_lib.train.everystep import EveryStep
 from course_lib.train.nosync import NoSync
 from course_lib.train.reducer import CommHook
 from course_lib.train.serial import SerialAllReduce
+from course_lib.train.stepping import StepPerBucket
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
 
@@ -83,6 +84,7 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "bucketed": Bucketed,
     "ddp": StockDDP,
     "every_step": EveryStep,
+    "step_per_bucket": StepPerBucket,
 }
 
 

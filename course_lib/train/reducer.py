@@ -7,7 +7,7 @@ A gradient that comes after its bucket has left is an error, never a correction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,9 +95,10 @@ class Reducer:
         while self.launched < min(count, len(self.buckets)):
             self._launch(self.buckets[self.launched])
 
-    def wait(self) -> None:
-        """Until every launched bucket holds its final gradient. What failed is raised when nothing is on the wire
-        any more, so that the next window can begin."""
+    def arrivals(self) -> Iterator[Bucket]:
+        """Each bucket that is on the wire as soon as it holds its final gradient, in the order of launch. After a
+        failure no more are handed out; it is raised when nothing is on the wire any more, so that the next window
+        can begin."""
         failed = None
         for bucket, handle in self.flying:
             try:
@@ -106,10 +107,17 @@ class Reducer:
                     bucket.set_buffer(result[0] if isinstance(result, list | tuple) else result)
             except Exception as error:
                 failed = failed or error
+            if failed is None:
+                yield bucket
         self.flying.clear()
         self.launched = 0
         if failed is not None:
             raise failed
+
+    def wait(self) -> None:
+        """Until every launched bucket holds its final gradient; raises what failed."""
+        for _ in self.arrivals():
+            pass
 
     def deliver(self, used: Sequence[bool]) -> None:
         """Make `.grad` of every parameter what its bucket holds. `used[i]` is False for a parameter that no
