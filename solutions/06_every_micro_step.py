@@ -271,8 +271,8 @@ show.figure(yours.timeline, predicted=every.timeline, title="Every micro-step, p
 # %% [markdown] id="slider-text"
 # ## Move the sliders
 #
-# - r just above 1, then N from 2 to 16: the steps part.
-# - A link ten times faster: where did the difference go? And the overlap ratio?
+# - At 0.5 Gbit/s r is a little above 1. Take N from 2 to 16: the steps part.
+# - At 10 Gbit/s: where did the difference go? And what hides in the second way that the first never sent?
 # - Buckets of 3 MB, a single one: the last bucket is everything. Does sending earlier help now?
 
 # %% id="slider"
@@ -377,8 +377,9 @@ print("the same memory, nothing was copied" if same is batch else "a copy on the
 # ## What you would use in production
 #
 # **Reading.** `DataLoader(num_workers=…, prefetch_factor=…, pin_memory=True)` reads and decodes in processes, and its
-# batches arrive page-locked. `train.Prefetch` reads in a thread, and on CUDA copies on a stream of its own. A reader
-# that takes 10 ms a batch, and the 12 ms step:
+# batches arrive page-locked. `course_lib.train.prefetch.Prefetch` reads in a thread, and on CUDA copies on a stream of
+# its own (that part was written without a GPU, and has not run on one). A reader that takes 10 ms a batch, and the
+# 12 ms step:
 
 # %% id="twin"
 for name, epoch in readers().items():
