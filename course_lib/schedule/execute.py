@@ -9,6 +9,7 @@ Sends go on at once and receives are posted where the schedule says, so that mes
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,8 +38,10 @@ from course_lib.schedule.messages import with_messages
 from course_lib.schedule.replicas import Replicas
 from course_lib.schedule.sharded import Sharded
 from course_lib.schedule.split import backward_input
+from course_lib.schedule.tied import Tied, Ties
 from course_lib.train.base import Strategy
 from course_lib.train.broadcast import broadcast_module
+from course_lib.train.control import Control, ranks_text
 
 LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
 _numbers = itertools.count()
@@ -53,7 +56,8 @@ class Pipeline:
     `replicas` the ranks that hold the same stages in other pipelines: they start from the parameters of the first of
     them, and the schedule must reduce (`add_reductions`). Where it gathers parameters too (`add_gathers`), they are
     sharded over the replicas (ZeRO-3). `step(stage)` is called for a `step` action; an optimizer holds
-    `parameters(stage)`.
+    `parameters(stage)`. `ties` lists weights that stages on different ranks share, each as the (stage, name) of its
+    uses: their gradients are summed at the end of a window.
 
     Every rank of the pipeline makes one at the same point. The schedule is checked, and messages are added where it
     has none, before anything runs. Raises `ScheduleError` for a schedule that cannot run or stages that do not fit.
@@ -61,21 +65,23 @@ class Pipeline:
 
     def __init__(self, schedule: Schedule, stages: Mapping[int, nn.Module], loss_of: LossOf, *,
                  group: dist.ProcessGroup | None = None, replicas: dist.ProcessGroup | None = None,
-                 step: Callable[[int], None] | None = None) -> None:
+                 step: Callable[[int], None] | None = None, ties: Ties = ()) -> None:
         group = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(group)
         schedule = with_messages(schedule)
         check(schedule)
         self.schedule, self.stages, self.loss_of, self._step = schedule, dict(stages), loss_of, step
-        self._refuse(group, replicas)
+        self._refuse(group, replicas, ties)
+        self._agree(group)
         self._actions = schedule.ranks[self.rank]
         self._splits = {a.stage for a in self._actions if a.op is Op.I}
         self._params = {s: list(module.parameters()) for s, module in stages.items()}
         limit_s = getattr(getattr(group, "spec", None), "timeout_s", 300.0)
-        where = next((p.device for params in self._params.values() for p in params), torch.device("cpu"))
+        self._device = next((p.device for params in self._params.values() for p in params), torch.device("cpu"))
         self._shapes = Shapes(f"course_lib/schedule/{dist.get_process_group_ranks(group)}/{next(_numbers)}", limit_s)
-        self._mail = Mail(schedule, self.rank, group, where, self._shapes)
-        self._clock = Clock(where)
+        self._mail = Mail(schedule, self.rank, group, self._device, self._shapes)
+        self._clock = Clock(self._device)
+        self._tied = Tied(ties, schedule, self.stages, self.rank, dist.get_process_group_ranks(group))
         self._over = None if replicas is None or dist.get_world_size(replicas) == 1 else self._spread(replicas)
 
     def parameters(self, stage: int) -> list[nn.Parameter]:
@@ -91,7 +97,7 @@ class Pipeline:
         kind = Sharded if any(a.op is Op.GATHER for a in self._actions) else Replicas
         return kind(stages, dict(enumerate(self.schedule.buckets)), replicas)
 
-    def _refuse(self, group: dist.ProcessGroup, replicas: dist.ProcessGroup | None) -> None:
+    def _refuse(self, group: dist.ProcessGroup, replicas: dist.ProcessGroup | None, ties: Ties) -> None:
         if dist.get_world_size(group) != len(self.schedule.ranks):
             raise ScheduleError(f"the schedule is for {len(self.schedule.ranks)} ranks, the group has "
                                 f"{dist.get_world_size(group)}; give the group of one pipeline")
@@ -110,8 +116,19 @@ class Pipeline:
         if Op.GATHER in ops and not spread:
             raise ScheduleError("the schedule gathers parameters, but without replicas they are whole; leave "
                                 "add_gathers out, or give replicas=…")
+        if ties and ops & {Op.GATHER, Op.STEP}:
+            raise ScheduleError("tied weights are summed when the schedule has run and whole; leave add_gathers and "
+                                "add_steps out, and step after run()")
         if Op.STEP in ops and self._step is None:
             raise ScheduleError("the schedule has step actions; give step=…, what to call for each stage")
+
+    def _agree(self, group: dist.ProcessGroup) -> None:
+        """Ranks with different schedules would wait for each other for ever."""
+        control = Control(group)
+        theirs = control.exchange(hashlib.sha256(self.schedule.text().encode()).digest(), "the start of a pipeline")
+        if other := [r for r, digest in enumerate(theirs) if digest != theirs[0]]:
+            raise ScheduleError(f"{ranks_text(other)} made another schedule than rank 0 of the pipeline; make the same "
+                                "on every rank")
 
     def run(self, window: Sequence[Any], denominator: float, last: bool = True) -> float:
         """One pass of the schedule over its micro-batches; gradients are added to `.grad`.
@@ -135,6 +152,8 @@ class Pipeline:
                     one.do(action)
         if self._over is not None:
             self._over.finish()
+        if last:
+            self._tied.sum()
         self._mail.finish()
         self._clock.end()
         return float(sum(one.losses))
@@ -183,7 +202,7 @@ class _Pass:
             return self.out.pop(receive)
         buffer, work = self.pipeline._mail.take(receive)
         self.pipeline._clock.wait(work)
-        return buffer
+        return buffer.to(self.pipeline._device)
 
     def _forward(self, stage: int, i: int) -> None:
         pipeline = self.pipeline

@@ -61,9 +61,11 @@ class Mail:
 
     def __init__(self, schedule: Schedule, rank: int, group: dist.ProcessGroup, device: torch.device,
                  shapes: Shapes) -> None:
-        self._schedule, self._device, self._shapes = schedule, device, shapes
+        self._schedule, self._shapes = schedule, shapes
         self._global = dist.get_process_group_ranks(group)
-        self._ways = _ways(schedule, rank, group, self._global)
+        nccl = device.type == "cuda" and "nccl" in dist.get_backend_config(group)
+        self._device = device if nccl else torch.device("cpu")  # gloo sends and receives from the host's memory only
+        self._ways = _ways(schedule, rank, group, self._global, device if nccl else None)
         self._unposted: dict[int, deque[Action]] = defaultdict(deque)
         self._posted: dict[Action, tuple[torch.Tensor, dist.Work]] = {}
         self._sent: list[tuple[torch.Tensor, dist.Work]] = []
@@ -74,7 +76,8 @@ class Mail:
 
     def send(self, action: Action, tensor: torch.Tensor) -> None:
         """Hand a tensor over; it is kept until it has gone."""
-        tensor, peer = tensor.detach().contiguous(), self._peer(action)
+        self._sent = [(kept, work) for kept, work in self._sent if not (work.is_completed() and work.wait())]
+        tensor, peer = tensor.detach().to(self._device).contiguous(), self._peer(action)
         work = dist.isend(tensor, self._global[peer], group=self._ways[self._rank, peer])
         self._sent.append((tensor, work))
 
@@ -112,15 +115,20 @@ def _source(receive: Action) -> int:
     return receive.stage - 1 if receive.op is Op.RECV_F else receive.stage
 
 
-def _ways(schedule: Schedule, rank: int, group: dist.ProcessGroup,
-          ranks: list[int]) -> dict[tuple[int, int], dist.ProcessGroup]:
+def _ways(schedule: Schedule, rank: int, group: dist.ProcessGroup, ranks: list[int],
+          nccl: torch.device | None) -> dict[tuple[int, int], dist.ProcessGroup]:
     """The group for messages from one rank to another. NCCL runs what is issued on one communicator in order, so that
     a receive that waits would hold up the send that its peer waits for: each direction has its own there. A Wire and
     gloo keep directions apart by themselves."""
     pairs = sorted({(r, schedule.rank_of[a.partner().stage])
                     for r, actions in enumerate(schedule.ranks) for a in actions if a.op in SENDS})
     mine = [pair for pair in pairs if rank in pair]
-    if "nccl" not in dist.get_backend_config(group):
+    if nccl is None:
         return dict.fromkeys(mine, group)
-    return {(a, b): dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True,
-                                   group_desc=f"pipeline {a} to {b}") for a, b in mine}
+    ways = {}
+    for a, b in mine:
+        ways[a, b] = dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True)
+        # The first message waits for both ends to make the communicator; a receive that is posted early must not.
+        first = torch.zeros(1, device=nccl)
+        dist.send(first, ranks[b], ways[a, b]) if rank == a else dist.recv(first, ranks[a], ways[a, b])
+    return ways

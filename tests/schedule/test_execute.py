@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,9 +11,10 @@ from torch import nn
 from torch.distributed import pipelining
 
 from course_lib import launch
-from course_lib.schedule import add_reductions, add_steps, zb_v
+from course_lib.schedule import add_reductions, add_steps, one_f_one_b, zb_v
 from course_lib.schedule.execute import Pipeline
-from tests.schedule.pipes import KINDS, MAKERS, gradients, gradients_of_a_pipeline, truth
+from course_lib.train.gpt import Block, GPTConfig
+from tests.schedule.pipes import KINDS, MAKERS, WIDTH, gradients, gradients_of_a_pipeline, truth
 
 
 def several(cases):
@@ -82,6 +85,46 @@ def test_a_weight_of_two_stages_is_reduced_once_and_stepped_after() -> None:
     for stepped, quiet, calls in launch.run(steps_of_tied_stages, ranks=2, fabric="loopback"):
         assert [stage for stage, _ in stepped] == [0, 1] and (quiet, calls) == (0, 1)
         torch.testing.assert_close(stepped[-1][1], layer.weight.grad)
+
+
+def tied_gpt(replicas: int):
+    """Embedding on the first rank of the pipeline, the same weight as output matrix on the last."""
+    config = GPTConfig(width=WIDTH, heads=2, length=5, vocab=11)
+    torch.manual_seed(dist.get_rank())  # the first holder's weight must win
+    world, rank = dist.get_world_size(), dist.get_rank()
+    p = world // replicas
+    embed, out = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, 11, bias=False)
+    torch.manual_seed(7)
+    block = Block(config)
+    stage = {0: nn.Sequential(embed, block), 1: nn.Sequential(block, out)}[rank % p]
+    pipes = [dist.new_group(list(range(k * p, k * p + p))) for k in range(replicas)]
+    across = [dist.new_group(list(range(r, world, p))) for r in range(p)]
+    _, batch, loss_of, count = KINDS["gpt"]
+    window = [batch(i) for i in range(3 * replicas)]
+    schedule = add_reductions(one_f_one_b(p, 3))
+    pipeline = Pipeline(schedule, {rank % p: stage}, loss_of, group=pipes[rank // p], replicas=across[rank % p],
+                        ties=[[(0, "0.weight"), (1, "1.weight")]])
+    weight = (embed if rank % p == 0 else out).weight
+    pipeline.run(window[3 * (rank // p):][:3], sum(map(count, window)))
+    return weight.detach(), weight.grad
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_weight_tied_across_ranks_gets_the_sum_of_both_uses(replicas: int) -> None:
+    found = launch.run(tied_gpt, replicas, ranks=2 * replicas, fabric="loopback", timeout_s=60)
+    _, batch, loss_of, count = KINDS["gpt"]
+    torch.manual_seed(0)
+    embed, out = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, 11, bias=False)
+    out.weight = embed.weight
+    torch.manual_seed(7)
+    block = Block(GPTConfig(width=WIDTH, heads=2, length=5, vocab=11))
+    again = copy.deepcopy(block)
+    window = [batch(i) for i in range(3 * replicas)]
+    model = nn.Sequential(embed, block, again, out)
+    (sum(loss_of(model(b[0]), b) for b in window) / sum(map(count, window))).backward()
+    for weight, grad in found:
+        torch.testing.assert_close(weight, embed.weight.detach())
+        torch.testing.assert_close(grad, embed.weight.grad)
 
 
 def torchs_gradients(name: str, m: int):

@@ -86,9 +86,13 @@ def refusals() -> list[str]:
     deadlock = Schedule.parse("F0 send_F0 F1 send_F1 recv_B0 B0 recv_B1 B1\n"
                               "recv_F0 F0 B0 send_B0 recv_F1 F1 B1 send_B1")
     wrapped = {rank: nn.parallel.DistributedDataParallel(nn.Linear(4, 4))}
+    both = [(0, "weight"), (1, "weight")]
     for schedule, stages, more in ((deadlock, stage, {}), (gpipe(3, 2), stage, {}), (good, {1 - rank: stage[rank]}, {}),
                                    (good, wrapped, {}), (good, stage, {"replicas": dist.group.WORLD}),
-                                   (add_gathers(zero_bubble(2, 2)), stage, {}), (add_steps(good), stage, {})):
+                                   (add_gathers(zero_bubble(2, 2)), stage, {}), (add_steps(good), stage, {}),
+                                   (one_f_one_b(2, 2 + rank), stage, {}),
+                                   (good, stage, {"ties": [both, [(rank, "w"), (rank, "x")]]}),
+                                   (add_steps(good), stage, {"ties": [both]})):
         with pytest.raises(ScheduleError) as refused:
             Pipeline(schedule, stages, loss_of, **more)
         texts.append(str(refused.value))
@@ -99,5 +103,7 @@ def test_refused_before_anything_runs() -> None:
     for texts in launch.run(refusals, ranks=2, fabric="loopback", timeout_s=30):
         expected = ["rank 0 stands at send_F1", "for 3 ranks, the group has 2", "was given stages",
                     "wrapped in DistributedDataParallel", "never reduces, so they would drift",
-                    "without replicas they are whole", "give step="]
+                    "without replicas they are whole", "give step=",
+                    "rank 1 made another schedule than rank 0", "has no parameter 'w' to tie; it has weight, bias",
+                    "leave add_gathers and add_steps out"]
         assert all(want in text for want, text in zip(expected, texts, strict=True)), texts
