@@ -25,13 +25,14 @@ TOLERANCE = {"fp16": 2e-3, "bf16": 2e-2}
 
 def against_numpy():
     torch.set_num_threads(1)
-    rank, out = dist.get_rank(), {}
+    rank, out, gloo = dist.get_rank(), {}, dist.new_group(backend="gloo")
     for scheme, options in OPTIONS.items():
-        for kind, more in (("bucketed", {}), ("bucketed", {"gradient_as_bucket_view": False}), ("ddp", {})):
+        for name, kind, group, as_view in (("bucketed", "bucketed", None, True), ("copies", "bucketed", None, False),
+                                           ("ddp", "ddp", None, True), ("ddp on plain gloo", "ddp", gloo, False)):
             model = Given()
-            state = SCHEMES[scheme](model, **options)
-            grads = train(wrapped_with(state, model, kind, **more), rank, UPDATES)
-            out[scheme, kind, bool(more)] = grads, state.updates
+            state = SCHEMES[scheme](model, process_group=group, **options)
+            wrapped = wrapped_with(state, model, kind, process_group=group, gradient_as_bucket_view=as_view)
+            out[scheme, name] = train(wrapped, rank, UPDATES), state.updates
     model = Given()
     q = PowerSGD(model, **OPTIONS["powersgd"])
     return out, {n: q._first_q(n) for n in q.factors}
