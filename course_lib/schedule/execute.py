@@ -81,6 +81,7 @@ class Pipeline:
         self._shapes = Shapes(f"course_lib/schedule/{dist.get_process_group_ranks(group)}/{next(_numbers)}", limit_s)
         self._mail = Mail(schedule, self.rank, group, self._device, self._shapes)
         self._clock = Clock(self._device)
+        self._under_way = False
         self._tied = Tied(ties, schedule, self.stages, self.rank, dist.get_process_group_ranks(group))
         self._over = None if replicas is None or dist.get_world_size(replicas) == 1 else self._spread(replicas)
 
@@ -144,6 +145,10 @@ class Pipeline:
                                 "generate one for this number")
         if not denominator > 0:
             raise ValueError(f"denominator={denominator}: give the number of terms of the whole window, above 0")
+        if self._under_way:
+            raise RuntimeError("an earlier pass failed half-way, so that its messages may still be under way; start "
+                               "the ranks again")
+        self._under_way = True
         one = _Pass(self, window, denominator)
         self._clock.begin()
         for action in self._actions:
@@ -156,6 +161,7 @@ class Pipeline:
             self._tied.sum()
         self._mail.finish()
         self._clock.end()
+        self._under_way = False
         return float(sum(one.losses))
 
 

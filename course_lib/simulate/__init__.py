@@ -1,1 +1,1 @@
-"""Predicted timelines. `buckets` predicts gradient buckets on one wire; nothing here imports torch."""
+"""Predicted timelines: `buckets` of gradients on one wire, `pipeline` schedules. Nothing here imports torch."""

@@ -107,3 +107,15 @@ def test_refused_before_anything_runs() -> None:
                     "rank 1 made another schedule than rank 0", "has no parameter 'w' to tie; it has weight, bias",
                     "leave add_gathers and add_steps out"]
         assert all(want in text for want, text in zip(expected, texts, strict=True)), texts
+
+
+def after_a_failure() -> None:
+    pipeline = Pipeline(one_f_one_b(1, 2), {0: nn.Linear(4, 4)}, loss_of)
+    with pytest.raises(ScheduleError, match="failed on what the micro-batch gives"):
+        pipeline.run([(torch.ones(2, 3),)] * 2, 1)
+    with pytest.raises(RuntimeError, match="an earlier pass failed half-way"):
+        pipeline.run([(torch.ones(2, 4),)] * 2, 1)
+
+
+def test_a_pass_that_failed_is_not_followed_by_another() -> None:
+    launch.run(after_a_failure, ranks=1, timeout_s=30)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from course_lib.schedule.split import backward_input
 from course_lib.train.gpt import GPT, Block, GPTConfig
@@ -128,3 +131,41 @@ def test_I_does_not_compute_weight_gradients_nor_W_input_gradients() -> None:
     of_input, (_, rest) = products(lambda: backward_input(y, None, x, list(model.parameters())))
     of_weights, _ = products(rest.run)
     assert (of_input, of_weights) == (2, 2)
+
+
+def random_graph(seed: int, weights, biases):
+    """A function of x in which weights meet x and each other any number of times."""
+    def function(x):
+        rng, pool = random.Random(seed), [x]
+        for _ in range(rng.randrange(1, 9)):
+            a, w, b = rng.choice(pool[-3:]), rng.choice(weights), rng.choice(biases)
+            pool.append(rng.choice([
+                lambda a=a, w=w: torch.tanh(a @ w), lambda a=a, w=w, b=b: nn.functional.linear(a, w, b),
+                lambda a=a: a * rng.choice(pool) * 0.3, lambda a=a, b=b: a * b.exp() + b,
+                lambda a=a, w=w: a @ (w @ rng.choice(weights)).T,
+                lambda a=a, w=w: sum(torch.split(torch.cat([a @ w, a.sin()], 1), 4, dim=1))])())
+        return pool[-1]
+    return function
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_graphs(seed: int) -> None:
+    torch.manual_seed(seed)
+    weights, biases = ([nn.Parameter(torch.randn(*shape) / 2) for _ in range(2)] for shape in ((4, 4), (4,)))
+    function, x, grad = random_graph(seed, weights, biases), torch.randn(3, 4), torch.randn(3, 4)
+    params = [*weights, *biases]
+    x.requires_grad_()
+    expected = torch.autograd.grad(function(x), [x, *params], grad, allow_unused=True)
+    of_x, half = backward_input(function(x), grad, x, params)
+    half.run()
+    torch.testing.assert_close([of_x, *(p.grad for p in params)], list(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_recomputed_activations() -> None:
+    model, x = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)), torch.randn(3, 5, requires_grad=True)
+    of_x, half = backward_input(checkpoint(model, x, use_reentrant=False).sum(), None, x, list(model.parameters()))
+    half.run()
+    found = [of_x, *(p.grad for p in model.parameters())]
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close(found, [x.grad, *(p.grad for p in model.parameters())])
