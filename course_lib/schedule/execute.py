@@ -10,7 +10,7 @@ Sends go on at once and receives are posted where the schedule says, so that mes
 from __future__ import annotations
 
 import hashlib
-import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +44,6 @@ from course_lib.train.broadcast import broadcast_module
 from course_lib.train.control import Control, ranks_text
 
 LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
-_numbers = itertools.count()
 
 
 class Pipeline:
@@ -72,13 +71,15 @@ class Pipeline:
         check(schedule)
         self.schedule, self.stages, self.loss_of, self._step = schedule, dict(stages), loss_of, step
         self._refuse(group, replicas, ties)
-        self._agree(group)
+        name = self._agree(group)
+        if replicas is not None:
+            self._agree(replicas)
         self._actions = schedule.ranks[self.rank]
         self._splits = {a.stage for a in self._actions if a.op is Op.I}
         self._params = {s: list(module.parameters()) for s, module in stages.items()}
         limit_s = getattr(getattr(group, "spec", None), "timeout_s", 300.0)
         self._device = next((p.device for params in self._params.values() for p in params), torch.device("cpu"))
-        self._shapes = Shapes(f"course_lib/schedule/{dist.get_process_group_ranks(group)}/{next(_numbers)}", limit_s)
+        self._shapes = Shapes(f"course_lib/schedule/{name}", limit_s)
         self._mail = Mail(schedule, self.rank, group, self._device, self._shapes)
         self._clock = Clock(self._device)
         self._under_way = False
@@ -123,13 +124,15 @@ class Pipeline:
         if Op.STEP in ops and self._step is None:
             raise ScheduleError("the schedule has step actions; give step=…, what to call for each stage")
 
-    def _agree(self, group: dist.ProcessGroup) -> None:
-        """Ranks with different schedules would wait for each other for ever."""
+    def _agree(self, group: dist.ProcessGroup) -> str:
+        """Ranks with different schedules would wait for each other for ever. Returns a name that all have in common."""
         control = Control(group)
-        theirs = control.exchange(hashlib.sha256(self.schedule.text().encode()).digest(), "the start of a pipeline")
-        if other := [r for r, digest in enumerate(theirs) if digest != theirs[0]]:
-            raise ScheduleError(f"{ranks_text(other)} made another schedule than rank 0 of the pipeline; make the same "
-                                "on every rank")
+        digest = hashlib.sha256(self.schedule.text().encode()).digest()
+        theirs = control.exchange(digest + os.urandom(8), "the start of a pipeline")
+        if other := [r for r, note in zip(control.ranks, theirs) if note[:-8] != theirs[0][:-8]]:
+            raise ScheduleError(f"{ranks_text(other)} made another schedule than rank {control.ranks[0]}; make the "
+                                "same on every rank")
+        return theirs[0][-8:].hex()
 
     def run(self, window: Sequence[Any], denominator: float, last: bool = True) -> float:
         """One pass of the schedule over its micro-batches; gradients are added to `.grad`.
