@@ -43,6 +43,8 @@ class Status:
     """Buckets launched since the ranks last compared notes."""
     steps: int
     """Optimizer steps since the module was wrapped."""
+    armed: int = 0
+    """1 if the last forward pass ran outside no_sync() and had no backward pass yet."""
     seen: int = 0
 
     @property
@@ -52,14 +54,14 @@ class Status:
                 and not self.loose and not self.broken)
 
     def pack(self, parameters: int) -> bytes:
-        head = struct.pack("<9q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
-                           self.broken, self.launched, self.steps)
+        head = struct.pack("<10q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
+                           self.broken, self.launched, self.steps, self.armed)
         return head + self.seen.to_bytes(parameters // 8 + 1, "little")
 
     @classmethod
     def unpack(cls, data: bytes) -> Status:
-        call, *numbers = struct.unpack("<9q", data[:72])
-        return cls(Call(call), *numbers, seen=int.from_bytes(data[72:], "little"))
+        call, *numbers = struct.unpack("<10q", data[:80])
+        return cls(Call(call), *numbers, seen=int.from_bytes(data[80:], "little"))
 
 
 class Progress:
@@ -79,7 +81,7 @@ class Progress:
 
     def status(self, call: Call, window: int, launched: int, steps: int) -> Status:
         return Status(call, window, self.forwards, self.backwards, self.synced, self.loose, self.in_backward, launched,
-                      steps, self.seen)
+                      steps, self.armed, self.seen)
 
 
 def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[str], find_unused: bool) -> str | None:
@@ -102,6 +104,9 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
                            for r, s in zip(ranks, statuses))
         return (f"{window}: {ranks_text(bad)} skipped a backward pass ({counts}); run every backward pass on every "
                 "rank, with a loss of 0 where there is nothing to learn")
+    if bad := where(lambda s: s.armed and (s.loose or not s.synced)):
+        return (f"{window}: the last forward pass of {ranks_text(bad)} ran outside no_sync() but had no backward pass, "
+                "so the gradients were not sent; give a micro-step that is skipped on all ranks a loss of 0 instead")
     if bad := where(lambda s: not s.synced):
         return (f"{window}: every forward pass of {ranks_text(bad)} ran under no_sync(), so nothing was sent; run the "
                 "last micro-step's forward outside no_sync(), also in a short last window")

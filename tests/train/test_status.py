@@ -36,6 +36,8 @@ def test_a_status_survives_the_wire() -> None:
     ({"broken": 1}, r"an exception ended the backward pass of rank 1"),
     ({"synced": 0}, r"every forward pass of rank 1 ran under no_sync"),
     ({"loose": 1}, r"the last forward pass of rank 1 ran under no_sync"),
+    ({"synced": 0, "armed": 1}, r"the last forward pass of rank 1 ran outside no_sync\(\) but had no backward pass"),
+    ({"loose": 1, "armed": 1}, r"the last forward pass of rank 1 ran outside no_sync\(\) but had no backward pass"),
     ({"synced": 2}, r"synchronised different micro-steps \(rank 0: 1 of 3, rank 1: 2 of 3"),
     ({"call": Call.SYNC}, r"synchronised different micro-steps"),
     ({"steps": 6}, r"not at the same update \(rank 0: 7 steps in 7 windows, rank 1: 6 steps"),
@@ -52,6 +54,10 @@ def test_a_fault_of_one_rank_is_named(change: dict, said: str) -> None:
 def test_a_fault_of_all_ranks_names_all() -> None:
     assert "ranks 0, 1 and 2 skipped" in judge(*[replace(FINE, backwards=0)] * 3)
     assert "'head.weight' on ranks 0 and 1" in judge(*[replace(FINE, seen=1)] * 2)
+
+
+def test_a_forward_pass_beside_the_window_is_fine() -> None:
+    assert judge(replace(FINE, forwards=4, armed=1)) is None
 
 
 def test_unused_parameters_are_fine_where_they_are_allowed() -> None:
