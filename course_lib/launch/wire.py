@@ -268,7 +268,10 @@ class Wire(dist.ProcessGroup):
         return self._issue("send", lambda: self.inner.send(tensors, dst, tag), tensors, tensors, f"send-{dst}")
 
     def recv(self, tensors, src, tag=0):
-        return self._issue("recv", lambda: self.inner.recv(tensors, src, tag), tensors, tensors, f"recv-{src}")
+        # Posted at once, also behind others: gloo sends when it has heard that the receiver is ready, and that word
+        # would queue behind whatever this rank sends meanwhile.
+        posted = self.inner.recv(tensors, src, tag)
+        return self._issue("recv", lambda: posted, tensors, tensors, f"recv-{src}")
 
     def recv_anysource(self, tensors, tag=0):
         return self._issue("recv", lambda: self.inner.recv_anysource(tensors, tag), tensors, tensors, "recv-any")
