@@ -115,12 +115,12 @@ class OneBit(Compressor):
         yield dist.all_gather(list(gathered), row, group=self.second_group(bucket), async_op=True)
 
         scales, signs = _columns(gathered, parts)
-        for size, scale, sign, out in zip(sizes, scales.T, signs, bucket.gradients()):
+        for scale, sign, out in zip(scales.T, signs, bucket.buffer().split(sizes)):
             units = unpack(sign, _room(scale, 8 * sign.numel()))
-            if units.numel() == size:
+            if units.numel() == len(out):
                 torch.mul(units, scale[:, None], out=out.view_as(units))
             else:
-                out.copy_(units.mul_(scale[:, None]).view(-1)[:size].view(out.shape))
+                out.copy_(units.mul_(scale[:, None]).view(-1)[:len(out)])
 
     def _mean(self, bucket: Bucket, sizes: Sequence[int], scales: torch.Tensor,
               signs: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -146,7 +146,10 @@ class OneBit(Compressor):
 
 
 def _room(like: torch.Tensor, numel: int) -> torch.Tensor:
-    """Room of this thread's for one parameter: on a CPU, fresh memory costs as much as the arithmetic done in it."""
+    """Room for one parameter, on a CPU this thread's own: fresh memory costs there as much as the arithmetic in it.
+    On a GPU the allocator keeps memory, and knows which stream still uses it."""
+    if like.is_cuda:
+        return like.new_empty(numel)
     key = like.dtype, like.device
     if key not in (rooms := _thread.__dict__) or len(rooms[key]) < numel:
         rooms[key] = like.new_empty(numel)

@@ -81,7 +81,8 @@ class PowerSGD(Compressor):
         names = self.names(bucket)
         thin = tuple(n for n in names if n in self.factors)
         left = self.compensated(bucket)
-        pieces = dict(zip(names, left.split([p.numel() for p in bucket.parameters()])))
+        sizes = [p.numel() for p in bucket.parameters()]
+        pieces = dict(zip(names, left.split(sizes)))
         matrices = [pieces[n].view(self.factors[n][:2]) for n in thin]
         whole = [pieces[n] for n in names if n not in self.factors]
 
@@ -92,9 +93,9 @@ class PowerSGD(Compressor):
             raise NonFiniteGradient(f"a gradient of some rank in bucket {bucket.index()} is not finite; the residuals "
                                     "are as they were")
         ps, rest = self._split(thin, first, 0)
-        out = dict(zip(names, bucket.gradients()))
+        out = dict(zip(names, bucket.buffer().split(sizes)))
         for name, mean in zip((n for n in names if n not in self.factors), _like(whole, rest)):
-            out[name].copy_(mean.view(out[name].shape).div_(self.size))
+            out[name].copy_(mean.div_(self.size))
         for piece in whole:
             piece.zero_()  # it was sent as it is
         if not thin:
@@ -110,7 +111,7 @@ class PowerSGD(Compressor):
 
         second.div_(self.size)
         for name, p, q in zip(thin, ps, self._split(thin, second, 1)[0]):
-            out[name].copy_(decompress(p, q).view(out[name].shape))
+            out[name].copy_(decompress(p, q).view(-1))
 
     def _q(self, thin: tuple[str, ...], like: torch.Tensor) -> list[torch.Tensor]:
         return self._split(thin, self.memories["q"].read(thin, like), 1)[0] if thin else []

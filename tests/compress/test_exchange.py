@@ -120,6 +120,29 @@ def test_tied_frozen_unused_and_half_precision_parameters() -> None:
                     assert torch.allclose(grad, dense, rtol=0.02, atol=0.02 * float(dense.abs().sum())), (case, scheme)
 
 
+def channels_last():
+    """DDP lays a gradient out as its parameter lies in memory, which is not always the order of its indices."""
+    torch.manual_seed(0)
+    x, out = torch.randn(2, 5, 6, 6), {}
+    for name, state_of in {"dense": None, "topk": lambda m: TopK(m, k=1.0), "onebit": OneBit,
+                           "powersgd": lambda m: PowerSGD(m, rank=99, min_saving=0.0)}.items():
+        torch.manual_seed(1)
+        model = torch.nn.Conv2d(5, 7, 3).to(memory_format=torch.channels_last)
+        hooked = {"comm_hook": hook, "hook_state": state_of(model)} if state_of else {}
+        wrapped = wrap("ddp", model, **hooked)  # a DDP that nobody holds reduces nothing
+        wrapped(x).square().sum().backward()
+        out[name] = model.weight.grad
+    return out
+
+
+def test_parameters_that_do_not_lie_in_the_order_of_their_indices() -> None:
+    (got,) = run(channels_last, ranks=1, fabric="loopback")
+    dense = got["dense"]
+    torch.testing.assert_close(got["topk"], dense)
+    torch.testing.assert_close(got["powersgd"], dense, rtol=1e-3, atol=1e-3 * float(dense.abs().max()))
+    torch.testing.assert_close(got["onebit"], torch.copysign(dense.abs().mean(), dense))
+
+
 def torch_hooks():
     """The hooks of torch and ours on the same bucket, one bucket: theirs waits inside a callback."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
