@@ -12,7 +12,7 @@ import torch.distributed as dist
 from course_lib.compress import SCHEMES, NonFiniteGradient, OneBit, PowerSGD, TopK, hook
 from course_lib.launch import RankFailed, run
 from course_lib.train import wrap
-from tests.compress.given import OPTIONS, Given, train, wrapped_with
+from tests.compress.given import OPTIONS, SHAPES, Given, train, wrapped_with
 
 STATES = {"onebit": OneBit, "topk": lambda m, **o: TopK(m, k=0.1, momentum=0.5, warm_up=3, **o),
           "powersgd": lambda m, **o: PowerSGD(m, rank=2, **o)}
@@ -161,6 +161,18 @@ def another_module():
 def test_mistakes_are_named(job, words) -> None:
     with pytest.raises(RankFailed, match=words):
         run(job, ranks=2, fabric="loopback", timeout_s=30)
+
+
+def empty_bucket_at_the_end():
+    model = Given()
+    state = TopK(model, k=0.1)
+    plan = [[n for n in SHAPES if n != "empty"], ["empty"]]
+    train(wrap("bucketed", model, plan=plan, comm_hook=hook, hook_state=state), dist.get_rank(), range(2))
+    return state.updates
+
+
+def test_a_last_bucket_that_is_never_sent_does_not_hold_the_residual_up() -> None:
+    assert run(empty_bucket_at_the_end, ranks=2, fabric="loopback") == [2, 2]
 
 
 def shared_halves():
