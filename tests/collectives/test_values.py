@@ -20,7 +20,7 @@ from course_lib.collectives import (
 from course_lib.launch import RankFailed, run
 from tests.collectives.given import part, rough
 
-SIZES = (0, 1, 2, 3, 4, 101, 10_007)
+SIZES = (0, 1, 3, 1009)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 ALL_REDUCES = {"ring": all_reduce_ring, "ring, 1 chunk": functools.partial(all_reduce_ring, chunks=1),
                "ring, 5 chunks": functools.partial(all_reduce_ring, chunks=5), "doubling": all_reduce_doubling}
