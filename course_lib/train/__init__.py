@@ -12,11 +12,14 @@ Models and data are in `gpt`, `emulated` and `data`, the single-process result i
 from course_lib.train.bucketed import Bucketed
 from course_lib.train.control import SynchronizationError
 from course_lib.train.ddp import STRATEGIES, StockDDP, wrap
+from course_lib.train.delayed import Delayed
+from course_lib.train.diloco import DiLoCo
 from course_lib.train.everystep import EveryStep
+from course_lib.train.local_sgd import LocalSGD
 from course_lib.train.nosync import NoSync
 from course_lib.train.serial import SerialAllReduce
 from course_lib.train.stepping import StepPerBucket
 from course_lib.train.window import accumulate
 
-__all__ = ["STRATEGIES", "Bucketed", "EveryStep", "NoSync", "SerialAllReduce", "StepPerBucket", "StockDDP",
-           "SynchronizationError", "accumulate", "wrap"]
+__all__ = ["STRATEGIES", "Bucketed", "Delayed", "DiLoCo", "EveryStep", "LocalSGD", "NoSync", "SerialAllReduce",
+           "StepPerBucket", "StockDDP", "SynchronizationError", "accumulate", "wrap"]

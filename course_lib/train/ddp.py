@@ -13,7 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.train.broadcast import broadcast_module
 from course_lib.train.bucketed import Bucketed
+from course_lib.train.delayed import Delayed
+from course_lib.train.diloco import DiLoCo
 from course_lib.train.everystep import EveryStep
+from course_lib.train.local_sgd import LocalSGD
 from course_lib.train.nosync import NoSync
 from course_lib.train.reducer import CommHook
 from course_lib.train.serial import SerialAllReduce
@@ -85,6 +88,9 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "ddp": StockDDP,
     "every_step": EveryStep,
     "step_per_bucket": StepPerBucket,
+    "delayed": Delayed,
+    "local_sgd": LocalSGD,
+    "diloco": DiLoCo,
 }
 
 

@@ -48,6 +48,13 @@ class Reducer:
         self.launched = 0
         """Buckets on the wire, a prefix of `buckets`."""
 
+    def another(self) -> Reducer:
+        """Like this one, with buckets of its own. Make it while no parameter has a gradient: laying out moves it."""
+        other = Reducer(self.params, self.group, None, self.as_view, self.hook, self.hook_state)
+        other.scale = self.scale
+        other.lay_out(self.assignment)
+        return other
+
     def lay_out(self, assignment: Sequence[Sequence[int]]) -> None:
         """(Re)make the buckets. Gradients that exist move into their new place and keep their values."""
         self.assignment = [list(b) for b in assignment]
@@ -118,6 +125,10 @@ class Reducer:
         """Until every launched bucket holds its final gradient; raises what failed."""
         for _ in self.arrivals():
             pass
+
+    def views(self) -> list[torch.Tensor]:
+        """Where the gradient of each parameter lies in the buckets."""
+        return [view for _, view in self._place]
 
     def deliver(self, used: Sequence[bool]) -> None:
         """Make `.grad` of every parameter what its bucket holds. `used[i]` is False for a parameter that no
