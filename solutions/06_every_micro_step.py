@@ -258,9 +258,10 @@ phase(loss, speeds, [1, 2, 3, 4, 6, 8, 12, 16], measured, mark=level,
       provenance=sent_once.timeline.provenance.rsplit(", ", 2)[0])
 
 # %% [markdown] id="phase-why"
-# Left of r = 1 sending every micro-step loses, and loses more the larger N is. Right of it the two are equal. There is
-# no region in which it wins: **for replicated gradients it cannot**. And where they are equal, every micro-step still
-# sends N times the bytes (somebody else may want the wire) and keeps a second buffer:
+# Left of r = 1 sending every micro-step loses, and loses more the larger N is. Right of it the two are equal, but for
+# what the formula does not know: the host's own work for N times the collectives, which a busy machine stretches.
+# There is no region in which it wins: **for replicated gradients it cannot**. And where they are equal, every
+# micro-step still sends N times the bytes (somebody else may want the wire) and keeps a second buffer:
 
 # %% id="price" tags=["picture"]
 every = predict_every_step(profile_of(N), load.link, plan)
