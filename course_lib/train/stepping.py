@@ -42,6 +42,9 @@ class StepPerBucket(Bucketed):
     is what clipping, a `GradScaler` or a NaN check run into. The next forward drops it, as `zero_grad()` does.
     """
 
+    steps_itself = True
+    """The update is made in `finish_gradient_synchronization()`; a training loop leaves out `optimizer.step()`."""
+
     def __init__(self, *args: Any, **options: Any) -> None:
         """The arguments of `Bucketed`, without `gradient_as_bucket_view`."""
         if "gradient_as_bucket_view" in options:
