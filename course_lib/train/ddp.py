@@ -76,8 +76,9 @@ def _caps(bucket_mb: float, first_bucket_mb: float | None, bucket_caps_mb: Seque
     return {"bucket_cap_mb_list": [first_bucket_mb, bucket_mb] if bucket_caps_mb is None else list(bucket_caps_mb)}
 
 
-def _sum_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP divides by the world size unless a hook takes over; this one does not."""
+def _sum_hook(group, bucket):
+    """DDP divides by the world size unless a hook takes over; this one does not. DDP refuses annotations that are
+    strings, as this file's would be."""
     return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future().then(lambda f: f.value()[0])
 
 

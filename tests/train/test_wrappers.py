@@ -76,6 +76,25 @@ def test_comm_hooks_of_ddp_run_unchanged(got) -> None:
 
 
 @on_ranks
+def sums():
+    """Every strategy's sum against its mean."""
+    out = {}
+    for name in ("serial", "no_sync", "bucketed", "ddp"):
+        pair = []
+        for op in ("mean", "sum"):
+            model = wrap(name, model_of(), op=op)
+            backward(model, 0)
+            model.finish_gradient_synchronization()
+            pair.append(grads(model))
+        out[name] = same(pair[1], [g * RANKS for g in pair[0]])
+    return out
+
+
+def test_a_sum_is_the_mean_times_the_ranks(got) -> None:
+    assert all(all(rank.values()) for rank in got(sums)), got(sums)
+
+
+@on_ranks
 def recorded():
     model = Bucketed(tiny_emulated(), bucket_mb=0.001, first_bucket_mb=None)
     sizes = model.bucket_bytes
