@@ -92,8 +92,8 @@ GBIT = 0.002
 
 def on_a_slow_wire() -> list[Point]:
     torch.set_num_threads(1)
-    return [train_text(name, options, updates=8, config=TINY, micro_steps=1, measure_every=8, held_out=2, max_mb=0.2)[-1]
-            for name, options in (("no_sync", {}), ("local_sgd", {"every": 8}))]
+    return [train_text(name, options, updates=8, config=TINY, micro_steps=1, measure_every=8, held_out=2,
+                       max_mb=0.2)[-1] for name, options in (("no_sync", {}), ("local_sgd", {"every": 8}))]
 
 
 @pytest.mark.slow
