@@ -253,7 +253,7 @@ show.figure(late.timeline, title="One late rank")
 #
 # The same can be measured on a CPU. Rank 0 computes for 100 ms, then waits 300 ms for rank 1, twice. Once it *spins*:
 # it asks in a loop whether the all-reduce is complete, as a NCCL kernel does. Once it *sleeps* until it is woken. The
-# counter is the CPU time of the process.
+# counter is the process's CPU time, with the moments in which it wanted a core that another program had.
 
 # %% id="predict-busy"
 lab.predict("5.busy", "A rank computes for a quarter of the time and spins for the rest. What does its counter show?",
@@ -267,9 +267,9 @@ lab.compare("5.busy", round(100 * seen["waits and spins"].busy_share))
 utilisation(seen, title="What a counter shows, and what was useful", provenance="measured (cpu)")
 
 # %% [markdown] id="busy-why"
-# The useful work is the same. The counter of the rank that spins stays up while the other rank is not even there (less
-# than 100 % only where other programs want the core). It measures that *something ran*, not that something came of it.
-# In the public trace, the device of rank 4 is busy for 99 % of the step, and computes for 21 % of it.
+# The useful work is the same. The counter of the rank that spins stays up while the other rank is not even there. It
+# measures that *something ran*, not that something came of it. In the public trace, the device of rank 4 is busy for
+# 99 % of the step, and computes for 21 % of it.
 #
 # On a GPU this cell shows the same with NVML: one kernel that only spins.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from course_lib.launch import Fabric, run
 from course_lib.show.utilisation import Sampled
 
 WINDOW_S = 0.02
-"""How often the CPU counter is read."""
+"""Seconds between two readings of the CPU counter."""
 
 
 def waiting(how: str, *, work_s: float = 0.1, late_s: float = 0.3, fabric: str | Fabric = "auto",
@@ -19,8 +20,9 @@ def waiting(how: str, *, work_s: float = 0.1, late_s: float = 0.3, fabric: str |
     """Rank 0 computes for `work_s` seconds, then waits for rank 1, which is `late_s` seconds later, and again.
 
     `how` is `"spins"` (it asks in a loop whether the all-reduce is complete) or `"sleeps"` (it is woken). The counter
-    is rank 0's own CPU time over wall time, in windows of 20 ms; useful is when it computed. Raises `ValueError` for
-    another `how`.
+    is rank 0's CPU time over wall time, in windows of 20 ms; on Linux with the time in which it wanted a core and
+    another program had it, so that a busy machine does not look like an idle rank. Useful is when it computed. Raises
+    `ValueError` for another `how`.
     """
     if how not in ("spins", "sleeps"):
         raise ValueError(f"waiting: how={how!r}; choose spins or sleeps")
@@ -75,7 +77,7 @@ def _on_rank(how: str, work_s: float, late_s: float, rounds: int) -> Sampled | N
     dist.all_reduce(small)
     dist.barrier(control_group())
     stop, readings = threading.Event(), []
-    sampler = threading.Thread(target=_read_cpu, args=(stop, readings), daemon=True)
+    sampler = threading.Thread(target=_read_cpu, args=(threading.get_native_id(), stop, readings), daemon=True)
     if rank == 0:
         sampler.start()
     origin = time.perf_counter()
@@ -104,14 +106,21 @@ def _wait(work: Any, how: str) -> None:
     work.wait()
 
 
-def _read_cpu(stop: threading.Event, readings: list[tuple[float, float]]) -> None:
+def _read_cpu(thread: int, stop: threading.Event, readings: list[tuple[float, float]]) -> None:
     import time
 
-    while True:
-        readings.append((time.perf_counter(), time.process_time()))
-        if stop.wait(WINDOW_S):
-            readings.append((time.perf_counter(), time.process_time()))
-            return
+    last = False
+    while not last:
+        last = stop.wait(WINDOW_S) if readings else False
+        readings.append((time.perf_counter(), time.process_time() + _kept_waiting_s(thread)))
+
+
+def _kept_waiting_s(thread: int) -> float:
+    """Seconds for which a thread of this process was ready to run and had no core (`schedstat`, Linux); 0 elsewhere."""
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _sampled(origin: float, readings: list[tuple[float, float]], useful: list[tuple[float, float]]) -> Sampled:

@@ -188,7 +188,7 @@ def test_a_profiled_run_is_read_back_and_the_late_rank_is_found(tmp_path) -> Non
 def test_a_rank_that_spins_reads_busy_and_one_that_sleeps_does_not() -> None:
     spins, sleeps = (waiting(how, work_s=0.05, late_s=0.2, fabric=WIRE) for how in ("spins", "sleeps"))
     assert spins.useful_share == pytest.approx(sleeps.useful_share, abs=0.1)
-    assert spins.busy_share > sleeps.busy_share + 0.3
+    assert spins.busy_share > 0.8 and sleeps.busy_share < 0.5
     with pytest.raises(ValueError, match="choose spins or sleeps"):
         waiting("hopes")
 
