@@ -113,6 +113,8 @@ class Wire(dist.ProcessGroup):
         self._board, self._members = board, members
         self._board_rank = members[rank]
         self._counts: dict[str, list[int]] = {}  # lane: entered, finished
+        self.issued = 0
+        """Collectives issued so far: the same on every rank, as long as they pair up."""
         self.queue = "collective"
         """The link's queue for this group's collectives. One queue runs in the order of issue, so a group whose
         collectives fall between another group's in an order of its own on each rank needs another queue."""
@@ -151,6 +153,7 @@ class Wire(dist.ProcessGroup):
             what += f" {'to' if direction == 'send' else 'from'} rank {self._members[int(peer)]}"
         what += "" if self._name == "0" else f", group {self._name}"
         counts = self._counts.setdefault(lane, [0, 0])
+        self.issued += lane == "collective"
         self.traffic.calls[op] += 1
         self.traffic.bytes[op] += moved
         issued = record.now()

@@ -53,6 +53,7 @@ class Bucketed(Strategy):
             assignment = assign_by_plan(self._gradients, plan, self._aliases())
         self._observe = rebuild and plan is None
         plain_mean = op == "mean" and comm_hook is None
+        self._sent = 0
         self.reducer = Reducer([s.param for s in self.slots], self.group, 1 / self.control.size if plain_mean else None,
                                gradient_as_bucket_view, comm_hook, hook_state)
         self._start(assignment, gradient_as_bucket_view, find_unused, self._observe,
@@ -94,7 +95,7 @@ class Bucketed(Strategy):
     def _gradient_ready(self, slot: Slot) -> None:
         try:
             if self.progress.running:
-                self.reducer.ready(slot.index)
+                self._ready(slot.index)
             elif self.reducer.flying:
                 raise LateGradient
         except LateGradient:
@@ -109,7 +110,22 @@ class Bucketed(Strategy):
         launches every bucket. Whether they were allowed to stay away is for the verdict."""
         for i in self.reducer.missing():
             self.unsum(self.slots[i])
-            self.reducer.ready(i)
+            self._ready(i)
+
+    def _ready(self, index: int) -> None:
+        """Note the place of each bucket that leaves: where ranks use different parameters, a bucket and a collective
+        inside backward can change places on one of them, and be summed with each other in silence."""
+        before = self.reducer.launched
+        self.reducer.ready(index)
+        left = sum(1 for bucket in self.reducer.buckets[before:self.reducer.launched] if bucket.bytes)
+        if left and self.reducer.hook is None:  # a hook sends when and as often as it likes
+            self._sent += left
+            for _ in range(left):
+                self.progress.left(self._issued() - self._sent)
+
+    def _issued(self) -> int:
+        """Collectives of the group so far; only our own wire counts them."""
+        return getattr(self.group, "issued", 0)
 
     def _complete(self) -> None:
         self.reducer.wait()
@@ -138,4 +154,5 @@ class Bucketed(Strategy):
 
     def _drain(self, launched: int) -> None:
         self.reducer.launch_up_to(launched)
+        self._sent = self._issued()
         self.reducer.wait()

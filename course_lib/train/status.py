@@ -45,6 +45,8 @@ class Status:
     """Optimizer steps since the module was wrapped."""
     armed: int = 0
     """1 if the last forward pass ran outside no_sync() and had no backward pass yet."""
+    places: int = 0
+    """After how many other collectives of the group each bucket of this window left, as one number."""
     seen: int = 0
 
     @property
@@ -54,23 +56,23 @@ class Status:
                 and not self.loose and not self.broken)
 
     def pack(self, parameters: int) -> bytes:
-        head = struct.pack("<10q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
-                           self.broken, self.launched, self.steps, self.armed)
+        head = struct.pack("<11q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
+                           self.broken, self.launched, self.steps, self.armed, self.places)
         return head + self.seen.to_bytes(parameters // 8 + 1, "little")
 
     @classmethod
     def unpack(cls, data: bytes) -> Status:
-        call, *numbers = struct.unpack("<10q", data[:80])
-        return cls(Call(call), *numbers, seen=int.from_bytes(data[80:], "little"))
+        call, *numbers = struct.unpack("<11q", data[:88])
+        return cls(Call(call), *numbers, seen=int.from_bytes(data[88:], "little"))
 
 
 class Progress:
     """This rank's side of the window that is open now. Written by hooks, so it is small and plain."""
 
-    __slots__ = ("armed", "backwards", "forwards", "in_backward", "loose", "running", "seen", "synced")
+    __slots__ = ("armed", "backwards", "forwards", "in_backward", "loose", "places", "running", "seen", "synced")
 
     def __init__(self) -> None:
-        self.forwards = self.backwards = self.synced = self.seen = 0
+        self.forwards = self.backwards = self.synced = self.seen = self.places = 0
         self.armed = False
         """The next backward is synchronised."""
         self.running = False
@@ -81,7 +83,11 @@ class Progress:
 
     def status(self, call: Call, window: int, launched: int, steps: int) -> Status:
         return Status(call, window, self.forwards, self.backwards, self.synced, self.loose, self.in_backward, launched,
-                      steps, self.armed, self.seen)
+                      steps, self.armed, self.places, self.seen)
+
+    def left(self, others: int) -> None:
+        """A bucket leaves after that many other collectives."""
+        self.places = (self.places * 1_000_003 + others + 1) % 2**61
 
 
 def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[str], find_unused: bool) -> str | None:
@@ -121,6 +127,10 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
         counts = ", ".join(f"rank {r}: {s.steps} steps in {s.window} windows" for r, s in zip(ranks, statuses))
         return (f"{window}: the ranks are not at the same update ({counts}), so their parameters differ; step the "
                 "optimizer on all ranks or on none")
+    if len({s.places for s in statuses}) > 1:
+        return (f"{window}: the ranks sent their buckets at different places among other collectives of the group, so "
+                "these were paired with each other; give collectives inside backward a process group of their own "
+                "(on our wire with a `queue` of its own)")
     if not find_unused and (missing := _missing(ranks, statuses, names)):
         return (f"{window}: no gradient for {missing}; if some forward passes do not use every parameter, pass "
                 "find_unused=True, else freeze what is never used (requires_grad_(False)) before wrapping")

@@ -41,6 +41,7 @@ def test_a_status_survives_the_wire() -> None:
     ({"synced": 2}, r"synchronised different micro-steps \(rank 0: 1 of 3, rank 1: 2 of 3"),
     ({"call": Call.SYNC}, r"synchronised different micro-steps"),
     ({"steps": 6}, r"not at the same update \(rank 0: 7 steps in 7 windows, rank 1: 6 steps"),
+    ({"places": 5}, r"sent their buckets at different places among other collectives .* a process group of their own"),
     ({"seen": 1}, r"no gradient for 'head\.weight' on rank 1"),
     ({"seen": 0}, r"no gradient for 'embed\.weight' on rank 1, 'head\.weight' on rank 1"),
 ])

@@ -1,5 +1,5 @@
-"""Who else has a hand in the gradient: a loop that replaces `.grad`, an optimizer inside backward, frozen and
-normalising layers, and other collectives among the buckets."""
+"""Who else has a hand in the gradient: a loop that replaces `.grad`, an optimizer inside backward, and frozen
+and normalising layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from course_lib.train.data import synthetic
 from course_lib.train.gpt import squared_loss
 from course_lib.train.reference import reference
 from tests.train.cases import make_optimizer, mlp, state
-from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, inputs, model_of, same, sent
+from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, model_of, same, sent
 
 CHECKS = {}
 DDP = {"ddp": ("ddp", {"bucket_mb": SMALL, "first_bucket_mb": None})}
@@ -137,66 +137,6 @@ def test_frozen_parameters_are_in_no_bucket_and_hold_none_up(got) -> None:
     for windows, right in got(frozen_between):
         assert right
         assert windows == [(3, 3 * (36 + 6) * 4, 0, trainable)] * 2, "all buckets leave inside backward"
-
-
-class MeanOfRanks(torch.autograd.Function):
-    """A collective of the model's own in forward and in backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return _mean(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return _mean(grad)
-
-
-def _mean(x: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
-    dist.all_reduce(x)
-    return x / dist.get_world_size()
-
-
-class Centred(nn.Module):
-    """Subtracts the mean of all ranks between its layers; the last registered layer is used first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.middle, self.first = nn.Linear(6, 1), nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x):
-        for layer in (self.first, self.middle):
-            x = torch.tanh(layer(x))
-            x = x - MeanOfRanks.apply(x.mean(0, keepdim=True))
-        return self.last(x)
-
-
-@on_ranks
-def among_other_collectives():
-    out = {}
-    for name, (strategy, options) in {**OURS, **EVERY, **DDP}.items():
-        model = wrap(strategy, model_of(Centred), **options)
-        for i in range(3):  # the first on the layout of the start, the others on the rebuilt one
-            backward(model, i)
-            dist.all_reduce(torch.ones(3))  # a metric, between backward and finish
-            model.finish_gradient_synchronization()
-            dist.all_reduce(torch.ones(5))
-        out[name] = grads(model)
-    return out
-
-
-def test_collectives_of_the_model_and_of_the_loop_pair_up_among_the_buckets(got) -> None:
-    model = model_of(Centred)
-    for i in range(3):
-        x = [inputs(i, rank) for rank in range(RANKS)]
-        for layer in (model.first, model.middle):
-            x = [torch.tanh(layer(part)) for part in x]
-            mean = sum(part.mean(0, keepdim=True) for part in x) / RANKS
-            x = [part - mean for part in x]
-        (sum(model.last(part).square().sum() for part in x) / RANKS).backward()
-    for rank in got(among_other_collectives):
-        for name, found in rank.items():
-            assert same(found, grads(model)), name
 
 
 @on_ranks
