@@ -35,7 +35,7 @@ class Clock:
             yield
             return
         before = len(recorder.rows)
-        self._mark()
+        self.mark()
         yield
         if self._cuda:
             self._events.append((name, self._first, self._event()))
@@ -47,9 +47,9 @@ class Clock:
         if self._cuda or not work.is_completed():
             work.wait()
             device.busy_until = max(device.busy_until, record.now())
-        self._mark()
+        self.mark()
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
         """The action that is under way computes from here on."""
         self._first = self._event() if self._cuda else record.now()
 

@@ -197,6 +197,7 @@ class _Pass:
         elif action.op is Op.STEP:
             if over is not None:
                 over.finish(stage)
+                pipeline._clock.mark()
             pipeline._step(stage)
         elif action.op is Op.GATHER:
             over.gather(stage)

@@ -24,9 +24,11 @@ from course_lib.schedule import (
     move_later,
     one_f_one_b,
     split_backward,
+    with_messages,
     zb_v,
     zero_bubble,
 )
+from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, predict
 from tests.schedule import torch_schedules as theirs
 
@@ -40,6 +42,18 @@ def test_split_backward_sends_before_the_weights() -> None:
     assert words(split, 1) == "recv_F0 F0 recv_F1 I0 send_B0 W0 F1 I1 send_B1 W1"
     check(split)
     assert check(split_backward(gpipe(3, 4))).peak_activations == (4, 4, 4)
+
+
+def test_receives_ahead_keep_their_order_and_let_messages_travel_under_compute() -> None:
+    bare = one_f_one_b(2, 3)
+    made = early_receives(add_messages(bare), ahead=1)
+    assert words(made, 1) == "recv_F0 recv_F1 F0 B0 send_B0 recv_F2 F1 B1 send_B1 F2 B2 send_B2"
+    assert with_messages(bare) == made and with_messages(made) == made
+    slow = Costs(F=0.01, B=0.01, link=LinkCost(0.0, 1e-3), message_bytes=4)
+    steps = [predict(early_receives(add_messages(gpipe(2, 3)), ahead), slow).step_s for ahead in (0, 1)]
+    assert steps == pytest.approx([0.104, 0.088])  # every message waited for, or only the first and the last
+    for schedule in (zero_bubble(3, 7), interleaved(3, 5, 2), zb_v(3, 6)):
+        check(early_receives(add_messages(schedule), ahead=2))
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(2, 4, 2), (3, 6, 3), (4, 8, 2), (2, 5, 3), (1, 3, 4)])
