@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.benchmarks import (  # noqa: F401  they register themselves
+    bench_collectives,
     bench_compress,
     bench_launch,
     bench_overlap,
