@@ -68,8 +68,15 @@ def test_too_few_micro_batches() -> None:
 
 
 class Dies(nn.Module):
+    """In its second micro-batch, with messages under way in both directions."""
+
+    seen = 0
+
     def forward(self, x):
-        os._exit(7)
+        self.seen += 1
+        if self.seen == 2:
+            os._exit(7)
+        return x * 1
 
 
 def test_a_rank_that_dies_is_named_at_once() -> None:
