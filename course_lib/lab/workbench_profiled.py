@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -43,9 +45,12 @@ def profiled_run(model: Callable[[], nn.Module], strategy: str, options: Mapping
     """Run `steps` steps of a strategy of `train.STRATEGIES` plainly, then as many under torch.profiler on every rank.
 
     `model()` builds an emulated model. `late_ms` maps a rank to the milliseconds for which it waits for its input
-    before each forward. Traces are written to `folder` (default: a new temporary one) as `rank-<n>.json`.
+    before each forward. Traces are written to `folder` as `rank-<n>.json`; the default is a
+    temporary one that goes when this process ends.
     """
-    folder = Path(tempfile.mkdtemp(prefix="course-trace-")) if folder is None else folder
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="course-trace-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rows = run(_on_rank, model, strategy, dict(options or {}), steps, dict(late_ms or {}), str(folder), ranks=ranks,
                fabric=fabric, timeout_s=timeout_s)
     slowest = [max(times) for times in zip(*rows)]
