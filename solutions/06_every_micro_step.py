@@ -416,7 +416,7 @@ for name in ("once", "yours", "EveryStep", "DDP every"):
 # ## Review
 #
 # Three figures to look at after every change: how much of the step is exposed communication, what the device does
-# meanwhile, and whether the steps are alike. Here the wire is busy nearly all the time, and that is not a virtue.
+# meanwhile, and whether the steps are alike. Here the wire is busy for most of the step, and that is not a virtue.
 
 # %% id="review"
 lab.review(runs["yours"].timeline)
