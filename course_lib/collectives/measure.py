@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,14 +26,13 @@ def measure_message(group: dist.ProcessGroup | None = None, sizes: Sequence[int]
     n = dist.get_world_size(group)
     if n < 2:
         raise ValueError("a group of one rank sends no message; measure on a group of two ranks or more")
-    times = []
-    for size in sizes:
-        buffer = torch.zeros(size // 4)
-        all_reduce_ring(buffer, group, chunks=1)
-        times.append(min(train_time_s(lambda: all_reduce_ring(buffer, group, chunks=1, async_op=True), 2, group)  # noqa: B023
-                         for _ in range(repeats)))
+    ways = {size: partial(all_reduce_ring, torch.zeros(size // 4), group, chunks=1, async_op=True) for size in sizes}
+    times = {size: [] for size in sizes}
+    for _ in range(repeats + 1):  # in alternation, so that a busy moment does not fall on one size alone
+        for size, way in ways.items():
+            times[size].append(train_time_s(way, 2, group))
     one = ring(n, LinkCost(1.0, 1.0))
-    a, beta = fit(sizes, times)
+    a, beta = fit(sizes, [min(times[size][1:]) for size in sizes])
     fitted = torch.tensor([a / one.a_s, beta / one.beta_s_per_byte], dtype=torch.float64)
     dist.broadcast(fitted, dist.get_global_rank(group, 0), group=group)
     return LinkCost(*fitted.tolist())

@@ -12,7 +12,7 @@ from course_lib.simulate.buckets import MB
 from course_lib.simulate.collectives import best_equal_bucket, flat_ring, hierarchical
 from course_lib.simulate.reconstruct import even_profile, reconstruct
 from course_lib.train.emulated import equal
-from course_lib.tune import compare, sweep
+from course_lib.tune import sweep
 from tests.benchmarks.harness import Figure, benchmark, half_iqr
 
 KIND = "shaped" if shaped_works() else "paced"
@@ -112,21 +112,24 @@ def published_case() -> Iterator[Figure]:
     model = partial(equal, layers=56, mb=here.total_bytes / 56 / MB, parameters=5,
                     forward_ms=1e3 * here.Tf / 56, backward_ms=1e3 * here.Tb / 56)
     scale = 0.999 * here.bytes[0] / case.profile.bytes[0]  # a little below the bucket, whose bytes were rounded
-    found = compare(model, {f"{cap} MB": ("bucketed", {"bucket_mb": cap * scale, "first_bucket_mb": None})
-                            for cap in (25, 60)}, fabric=fabric, repeats=9)
-    for cap, share in (("25 MB", case.shares[0]), ("60 MB", case.shares[1])):
-        one = found[cap]
-        yield Figure(f"exposed share with {cap}, from {share:.0%}", abs(one.exposed_s / one.median_s - share),
-                     "of the step", one.spread_s / one.median_s, 0.03, "<=",
-                     note=f"measured {one.exposed_s / one.median_s:.3f}, step {one.median_s * 1e3:.0f} ms")
-    ratios = [a / b for a, b in zip(found["25 MB"].seconds, found["60 MB"].seconds)]
+    found = sweep(model, [cap * scale for cap in (25, 60)], fabric=fabric, repeats=9)
+    for cap, share in zip((25, 60), case.shares):
+        one, foretold = found.measured[f"{cap * scale:g} MB"], found.prediction(cap * scale)
+        note = (f"measured {one.exposed_s / one.median_s:.3f}, step {one.median_s * 1e3:.0f} ms; with a and β of the "
+                f"same run {foretold.exposed_s / foretold.step_s:.3f}, {foretold.step_s * 1e3:.0f} ms")
+        yield Figure(f"exposed share with {cap} MB, from {share:.0%}", abs(one.exposed_s / one.median_s - share),
+                     "of the step", one.spread_s / one.median_s, 0.03, "<=", note=note)
+        yield Figure(f"step with {cap} MB against the simulator", abs(one.median_s / foretold.step_s - 1),
+                     "of the step", one.spread_s / one.median_s, 0.03, "<=")
+    ratios = [a / b for a, b in zip(*(found.measured[f"{cap * scale:g} MB"].seconds for cap in (25, 60)))]
     hop = case.message(64)
     yield Figure("speed-up over the predicted", abs(statistics.median(ratios) / case.speedup - 1), "of the speed-up",
                  half_iqr(ratios), 0.03, "<=",
-                 note=f"predicted {case.speedup:.3f}, measured {statistics.median(ratios):.3f}; r = {case.r:.2f}; for "
-                      f"64 ranks {hop.a_s * 1e6:.0f} µs a hop and {8e-9 / hop.beta_s_per_byte:.0f} Gbit/s a rank")
+                 note=f"predicted {case.speedup:.3f}, measured {statistics.median(ratios):.3f}; r = {case.r:.2f}, "
+                      f"measured {found.r:.2f}; for 64 ranks {hop.a_s * 1e6:.0f} µs a hop and "
+                      f"{8e-9 / hop.beta_s_per_byte:.0f} Gbit/s a rank")
 
 
 def _link():
     from course_lib.launch.measure import measure
-    return measure(sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=5)
+    return measure(sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=7)
