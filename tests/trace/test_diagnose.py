@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from trace_samples import ALL_REDUCE, GEMM, event, launched, one_step, step
 
 from course_lib import trace
+from course_lib.trace.rules import _always_apart
 
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
 MS = 1000
@@ -72,6 +73,13 @@ def test_53_ends_that_differ_are_clocks_that_disagree(write, tmp_path) -> None:
         write([step(1, 0, 100 * MS), *launched(GEMM, 1 * MS, 8 * MS, 1),
                *launched(ALL_REDUCE, (10 + shift) * MS, 20 * MS, 2, stream=20)], f"run/rank-{rank}.json")
     assert "clocks" in codes(trace.load(tmp_path / "run"))
+
+
+def test_53_on_hosts_a_busy_moment_is_no_disagreement_and_a_steady_offset_is() -> None:
+    first = [10_000_000 * i for i in range(9)]
+    late_now_and_then = [end + (4_000_000 if i % 3 == 0 else 50_000) for i, end in enumerate(first)]
+    assert not _always_apart({(0, "all_reduce"): {0: first, 1: late_now_and_then}})
+    assert _always_apart({(0, "all_reduce"): {0: first, 1: [end - 3_000_000 for end in first]}})
 
 
 def test_a_device_that_waits_for_the_host(write) -> None:
