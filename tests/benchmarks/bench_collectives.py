@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from torch import nn
+
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
-from course_lib.simulate.buckets import MB
+from course_lib.simulate.buckets import MB, GradientProfile
 from course_lib.simulate.collectives import best_equal_bucket, flat_ring, hierarchical
+from course_lib.simulate.link import LinkCost
 from course_lib.simulate.reconstruct import even_profile, reconstruct
 from course_lib.train.emulated import equal
 from course_lib.tune import sweep
@@ -62,7 +65,7 @@ def hierarchical_against_flat() -> Iterator[Figure]:
     in the same run."""
     for ranks in (4, 6):
         fabric = Fabric(gbit=1.0, latency_us=200, nodes=2, inter_gbit=0.1, inter_latency_us=1000, kind=KIND)
-        nodes, seconds = run(_two_levels, ranks=ranks, fabric=fabric, timeout_s=200)[0]
+        nodes, seconds = run(_two_levels, KIND == "shaped", ranks=ranks, fabric=fabric, timeout_s=200)[0]
         expected = flat_ring(nodes).cost(4 * MB) / hierarchical(nodes).cost(4 * MB)
         ratios = [flat / two / expected for flat, two in zip(seconds["flat"], seconds["hierarchical"])]
         yield Figure(f"gain of hierarchical over that of the model, 4 MB, 2 nodes of {ranks // 2}",
@@ -71,13 +74,13 @@ def hierarchical_against_flat() -> Iterator[Figure]:
                           f"{statistics.median(ratios) * expected:.2f}")
 
 
-def _two_levels():
+def _two_levels(shared: bool):
     import torch
 
     from course_lib.collectives import all_reduce_hierarchical, all_reduce_ring, node_groups
     from course_lib.collectives.measure import measure_nodes
     inner, inter = node_groups()
-    nodes, tensor = measure_nodes(inner, inter, shared=KIND == "shaped"), torch.zeros(4 * MB // 4)
+    nodes, tensor = measure_nodes(inner, inter, shared), torch.zeros(4 * MB // 4)
     return nodes, alternate({"flat": partial(all_reduce_ring, tensor, chunks=1), "hierarchical":
                              partial(all_reduce_hierarchical, tensor, inner, inter, chunks=1)}, 9)
 
@@ -108,11 +111,10 @@ def published_case() -> Iterator[Figure]:
     (same proportions to a and β as measured here), and measured."""
     case = reconstruct(even_profile(1400, layers=56, Tb=0.3, parameters=5))
     fabric = Fabric(gbit=1.0, latency_us=8000, kind=KIND)
-    here = case.on(run(_link, fabric=fabric, timeout_s=200)[0])
-    model = partial(equal, layers=56, mb=here.total_bytes / 56 / MB, parameters=5,
-                    forward_ms=1e3 * here.Tf / 56, backward_ms=1e3 * here.Tb / 56)
+    wire = sweep(_model_of(case.on(LinkCost(8e-3, 8e-9))), caps_mb=(), fabric=fabric, repeats=5).link
+    here = case.on(wire)
     scale = 0.999 * here.bytes[0] / case.profile.bytes[0]  # a little below the bucket, whose bytes were rounded
-    found = sweep(model, [cap * scale for cap in (25, 60)], fabric=fabric, repeats=9)
+    found = sweep(_model_of(here), [cap * scale for cap in (25, 60)], fabric=fabric, repeats=9)
     for cap, share in zip((25, 60), case.shares):
         one, foretold = found.measured[f"{cap * scale:g} MB"], found.prediction(cap * scale)
         note = (f"measured {one.exposed_s / one.median_s:.3f}, step {one.median_s * 1e3:.0f} ms; with a and β of the "
@@ -130,6 +132,7 @@ def published_case() -> Iterator[Figure]:
                       f"{8e-9 / hop.beta_s_per_byte:.0f} Gbit/s a rank")
 
 
-def _link():
-    from course_lib.launch.measure import measure
-    return measure(sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=7)
+def _model_of(profile: GradientProfile) -> Callable[[], nn.Module]:
+    """An emulated model with the sizes and times of the case."""
+    return partial(equal, layers=56, mb=profile.total_bytes / 56 / MB, parameters=5, forward_ms=1e3 * profile.Tf / 56,
+                   backward_ms=1e3 * profile.Tb / 56)
