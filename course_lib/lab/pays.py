@@ -1,4 +1,4 @@
-"""Where compression pays: the step of a scheme on a link of any speed, predicted from what it costs and what it sends."""
+"""Where compression pays: the step of a scheme on a link of any speed, from what it costs and what it sends."""
 
 from __future__ import annotations
 

@@ -65,8 +65,9 @@ def race(schemes: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None, *, 
          seed: int = 0, timeout_s: float = 300.0) -> dict[str, Lap]:
     """Train with every scheme until its own clock shows `seconds`, its loss is at `until_loss`, or `max_updates`.
 
-    All start from the same weights, see the same data, and step by SGD with `sgd` = (learning rate, momentum). Gradients travel in buckets of `bucket_mb` MB under
-    backward; an entry's options may say otherwise (`{"bucket_mb": 1}`). Raises `LabError` for numbers below 1.
+    All start from the same weights, see the same data, and step by SGD with `sgd` = (learning rate, momentum).
+    Gradients travel in buckets of `bucket_mb` MB under backward. The options of an entry may say otherwise
+    (`{"bucket_mb": 1, "sgd": MOMENTUM}`). Raises `LabError` for numbers below 1.
     """
     if max_updates < 1 or look_every < 1:
         raise LabError(f"race: max_updates={max_updates}, look_every={look_every}; give numbers of 1 or more.")
@@ -90,9 +91,10 @@ class Runner:
         torch.manual_seed(seed)
         self.model = GPT(GPTConfig(**SHAPE))
         layout = {"bucket_mb": options.pop("bucket_mb", bucket_mb), "first_bucket_mb": None}
+        lr, momentum = options.pop("sgd", sgd)
         hooked = {"comm_hook": hook, "hook_state": KNOWN[scheme](self.model, **options)} if scheme else {}
         self.wrapped = wrap("bucketed", self.model, **layout, **hooked)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=sgd[0], momentum=sgd[1])
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=momentum)
         self.state = hooked.get("hook_state")
         self.seconds: list[float] = []
         self.looked, self.losses = [], []

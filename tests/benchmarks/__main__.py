@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.benchmarks import (  # noqa: F401  they register themselves
     bench_collectives,
     bench_compress,
+    bench_compression_pays,
     bench_launch,
     bench_overlap,
     bench_pipeline,

@@ -6,8 +6,8 @@ The learner writes two methods:
         def save(self, residuals, buckets, sizes, rank, gather): ...    # what goes into the checkpoint's file
         def load(self, saved, buckets, sizes, rank): ...                # this rank's residuals, a flat tensor a bucket
 
-- `buckets[b]` lists the names of bucket b in order, `residuals[b]` is this rank's flat residual of it, and `sizes[name]`
-  the entries of a parameter.
+- `buckets[b]` lists the names of bucket b in order, `residuals[b]` is this rank's flat residual of it, and
+  `sizes[name]` the entries of a parameter.
 - `gather(value)` returns the values of all ranks. It is a collective.
 - Rank 0 writes what its `save` returns, and every rank reads that one file. Buckets may be other ones by then.
 """

@@ -97,8 +97,8 @@ def played(make: Callable[[], Any], read: Callable[[Any, Tensor, str], Tensor], 
                 mean = call(compressor.decode, name, [_copied(m) for m in messages], *([] if as_list else [numel]),
                             shown=shown)  # fmt: skip
                 if not isinstance(mean, torch.Tensor) or mean.shape != (numel,):
-                    raise Odd("decode returns the mean gradient", f"a tensor of {numel} entries", f"{shown} gave {mean!r}",
-                              "no_result" if mean is None else "")  # fmt: skip
+                    raise Odd("decode returns the mean gradient", f"a tensor of {numel} entries",
+                              f"{shown} gave {mean!r}", "no_result" if mean is None else "")  # fmt: skip
                 means.append(mean.float().clone())
             history.append(Sent(window, name, micro, messages, vectors, means))
     return history

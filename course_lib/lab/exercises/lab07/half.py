@@ -13,7 +13,6 @@ also where the sum, or one rank's gradient, does not fit.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.lab.guard import call
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 HINTS = (
     "float16 ends at 65504. Which numbers of this exchange can be larger, although the mean is not?",
-    "Divide by the number of ranks before anything else, while the gradient still is float32. Then neither the cast nor "
-    "the sum can leave the range, and nothing is left to divide at the end.",
+    "Divide by the number of ranks before anything else, while the gradient still is float32. Then neither the cast "
+    "nor the sum can leave the range, and nothing is left to divide at the end.",
     "encode: return (gradient / ranks).to(torch.float16). decode: return total.to(torch.float32).",
 )
 
@@ -125,7 +124,8 @@ def _played(answer: type, gradients: list[Tensor], ranks: int) -> Case | Verdict
         shown = f"encode({_short(gradient)}, {ranks})"
         message = call(half.encode, gradient.clone(), ranks, shown=shown)
         if not isinstance(message, torch.Tensor) or message.dtype != torch.float16 or message.shape != gradient.shape:
-            return _form("encode returns the gradient in float16", f"a float16 tensor of {len(gradient)}", shown, message)
+            expected = f"a float16 tensor of {len(gradient)}"
+            return _form("encode returns the gradient in float16", expected, shown, message)
         sent.append(message.clone())
     total = sent[0].clone()
     for message in sent[1:]:

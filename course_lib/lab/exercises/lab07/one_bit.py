@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 HINTS = (
     "Three steps in encode: what is there to send, what of it travels, what is left. Only the last of them changes "
     "`self.residual[name]`.",
-    "Add up the gradients of the window and, once, the residual. The scale is the mean of the magnitudes of that total. "
-    "What is left is the total minus scale where you send True, and plus scale where you send False. In decode every "
-    "message has a scale of its own.",
+    "Add up the gradients of the window and, once, the residual. The scale is the mean of the magnitudes of that "
+    "total. What is left is the total minus scale where you send True, and plus scale where you send False. In decode "
+    "every message has a scale of its own.",
     "total = sum(gradients) + self.residual.get(name, 0); scale, positive = total.abs().mean(), total > 0; "
-    "self.residual[name] = total - torch.where(positive, scale, -scale). decode: the same torch.where for each message, "
-    "added up, divided by len(messages).",
+    "self.residual[name] = total - torch.where(positive, scale, -scale). decode: the same torch.where for each "
+    "message, added up, divided by len(messages).",
 )
 
 MISTAKES = {
@@ -46,8 +46,8 @@ MISTAKES = {
     "to large ones are wrong in the same direction in every window, and training stalls.",
     "forgets_old": "You keep what is left of this window's gradient, and lose what was left before it. The residual is "
     "that of the *total*: gradient plus old residual, minus what was sent.",
-    "residual_of_mean": "You subtract the mean over the ranks. Every rank keeps what is left of *its own* message: what "
-    "the others sent was never missing here.",
+    "residual_of_mean": "You subtract the mean over the ranks. Every rank keeps what is left of *its own* message: "
+    "what the others sent was never missing here.",
     "keeps_sent": "Your residual is the whole total. What was sent must be taken out of it, or it is sent again.",
     "one_for_all": "All parameters share one residual. Keep one under each name.",
     "only_the_last": "You send the gradient of the last micro-step only. The ones before it stayed at home under "
@@ -96,7 +96,8 @@ def _mistake(first: list[Sent], single: list[Sent], several: list[Sent]) -> str:
     if not Rule(quantised).explains(first):
         if all(close(v.abs(), torch.ones_like(v)) for s in everything for v in s.vectors):
             return "no_scale"
-        largest = all(close(v.abs(), m[0].abs().max().expand(len(v))) for s in first for v, m in zip(s.vectors, s.micro))
+        largest = all(close(v.abs(), micro[0].abs().max().expand(len(v)))
+                      for s in first for v, micro in zip(s.vectors, s.micro))
         return "largest_scale" if largest else ""
     rules = forgets(quantised)
     if not Rule(quantised).explains(single):
