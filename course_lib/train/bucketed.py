@@ -53,7 +53,8 @@ class Bucketed(Strategy):
             assignment = assign_by_plan(self._gradients, plan, self._aliases())
         self._observe = rebuild and plan is None
         plain_mean = op == "mean" and comm_hook is None
-        self._sent = 0
+        # only our own wire counts what is issued, and a hook sends when and as often as it likes
+        self._counted, self._sent = comm_hook is None and hasattr(self.group, "issued"), 0
         self.reducer = Reducer([s.param for s in self.slots], self.group, 1 / self.control.size if plain_mean else None,
                                gradient_as_bucket_view, comm_hook, hook_state)
         self._start(assignment, gradient_as_bucket_view, find_unused, self._observe,
@@ -117,15 +118,11 @@ class Bucketed(Strategy):
         inside backward can change places on one of them, and be summed with each other in silence."""
         before = self.reducer.launched
         self.reducer.ready(index)
-        left = sum(1 for bucket in self.reducer.buckets[before:self.reducer.launched] if bucket.bytes)
-        if left and self.reducer.hook is None:  # a hook sends when and as often as it likes
+        if self._counted and self.reducer.launched > before:
+            left = sum(1 for bucket in self.reducer.buckets[before:self.reducer.launched] if bucket.bytes)
             self._sent += left
             for _ in range(left):
-                self.progress.left(self._issued() - self._sent)
-
-    def _issued(self) -> int:
-        """Collectives of the group so far; only our own wire counts them."""
-        return getattr(self.group, "issued", 0)
+                self.progress.left(self.group.issued - self._sent)
 
     def _complete(self) -> None:
         self.reducer.wait()
@@ -154,5 +151,6 @@ class Bucketed(Strategy):
 
     def _drain(self, launched: int) -> None:
         self.reducer.launch_up_to(launched)
-        self._sent = self._issued()
+        if self._counted:
+            self._sent = self.group.issued
         self.reducer.wait()
