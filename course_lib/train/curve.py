@@ -37,7 +37,7 @@ class Point:
 
 
 def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=3e-3, foreach=False)
+    return torch.optim.AdamW(params, lr=2e-3, betas=(0.9, 0.99), foreach=False)
 
 
 def train_text(strategy: str, options: dict[str, Any] | None = None, *, updates: int | None = None,

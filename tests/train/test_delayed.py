@@ -46,6 +46,7 @@ def everything() -> dict:
                   for delay in DELAYS for op in ("mean", "sum")}
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_parameters_equal_one_process_with_the_same_delay(ranks: int) -> None:
     results = run(everything, ranks=ranks, fabric="loopback")
@@ -245,6 +246,24 @@ def _apply(model: nn.Module, optimizer: optim.Optimizer, gradient: list[torch.Te
 
 def test_training_goes_on_after_a_flush(got) -> None:
     assert got(goes_on_after_a_flush) == [True, True]
+
+
+@on_ranks
+def without_zero_grad():
+    """What came out after window 2, the gradient of window 1, is added to by window 3: once, summed or averaged."""
+    out = []
+    for op in ("mean", "sum"):
+        model = Delayed(model_of(), 1, SMALL, op=op)
+        for i in range(4):
+            backward(model, i)
+            model.finish_gradient_synchronization()
+        *_, left = [grads(model) for _ in model.flush()]
+        out.append(same(left, alone(mlp, [1, 3], op)))
+    return out
+
+
+def test_a_gradient_that_is_kept_is_counted_once(got) -> None:
+    assert got(without_zero_grad) == [[True, True]] * 2
 
 
 @on_ranks

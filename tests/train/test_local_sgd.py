@@ -59,6 +59,7 @@ def everything() -> dict:
     return {(case, name): train(case, name) for case, name in PAIRS}
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_every_ranks_parameters_equal_one_process(ranks: int) -> None:
     results = run(everything, ranks=ranks, fabric="loopback")

@@ -68,6 +68,7 @@ def pairs() -> dict:
     return {name: (equal(*pair), pair[0]) for name, pair in out.items()}
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_the_plain_step_to_the_bit_and_the_reference(ranks: int) -> None:
     results = run(pairs, ranks=ranks, fabric="loopback")
