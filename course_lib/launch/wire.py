@@ -172,7 +172,8 @@ class Wire(dist.ProcessGroup):
                 recorder.add("comm", "wire", op, begin, end, nbytes, bucket, step)
 
         paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
-        return self.link.put(self.queue if lane == "collective" else lane,
+        # Messages of one group never wait for another group's: what that one waits for may come after them here.
+        return self.link.put(self.queue if lane == "collective" else f"{lane} in {self._name}",
                              Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
                                       received=op == "recv", enter=self._last_entry if paced else None,
                                       before=before, after=after))
