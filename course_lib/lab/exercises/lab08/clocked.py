@@ -1,0 +1,127 @@
+"""An update on a clock of its own: buckets that need time on the wire, and steps that need time on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+READY, COST, STEP, POLL = 1.0, 1.5, 0.4, 0.01
+"""Seconds between two full buckets in backward, of a bucket on the wire, of its step, and of asking once."""
+
+
+class Update(NamedTuple):
+    """What happened in one update, as the numbers of buckets; `scheduler` holds how many steps preceded each call."""
+
+    number: int
+    micro_steps: int
+    buckets: int
+    sent_early: list[int]
+    waited_in_backward: list[int]
+    stepped_early: list[int]
+    stepped_late: list[int]
+    launched: list[int]
+    stepped: list[int]
+    scheduler: list[int]
+
+    def once(self) -> bool:
+        return sorted(self.stepped) == list(range(self.buckets))
+
+    def __str__(self) -> str:
+        said = [f"update {self.number + 1}: {self.micro_steps} micro-steps, {self.buckets} buckets"]
+        for what, which in (("sent or stepped before the last micro-step", self.sent_early),
+                            ("backward waited for", self.waited_in_backward), ("launched", self.launched),
+                            ("stepped before the wait", self.stepped_early),
+                            ("stepped after waiting for a later one", self.stepped_late), ("stepped", self.stepped)):
+            if which:
+                said.append(f"{what}: {', '.join(map(str, which))}")
+        calls = f"{len(self.scheduler)} time{'s' if len(self.scheduler) != 1 else ''}"
+        return "; ".join([*said, f"scheduler stepped {calls}"])
+
+
+class Clock:
+    """The state of a run: the time, what the wire carries, and the update that is being noted."""
+
+    def __init__(self) -> None:
+        self.now = self.free = 0.0
+        self.last = self.in_backward = False
+        self.noted: Update
+        self.arrives: dict[int, Handle] = {}
+        self.blocked: list[tuple[int, float]] = []
+
+    def begin(self, number: int, micro_steps: int, buckets: int) -> None:
+        self.noted = Update(number, micro_steps, buckets, [], [], [], [], [], [], [])
+        self.arrives, self.blocked = {}, []
+
+
+class Handle:
+    """Of one launch."""
+
+    def __init__(self, clock: Clock, bucket: int, at: float) -> None:
+        self._clock, self.bucket, self.at, self.seen = clock, bucket, at, False
+
+    def wait(self, timeout: object = None) -> bool:
+        """Time passes until the bucket is there."""
+        clock = self._clock
+        if self.at > clock.now:
+            clock.blocked.append((self.bucket, clock.now))
+            if clock.in_backward:
+                clock.noted.waited_in_backward.append(self.bucket)
+            clock.now = self.at
+        self.seen = True
+        return True
+
+    def is_completed(self) -> bool:
+        self._clock.now += POLL
+        self.seen = self.seen or self.at <= self._clock.now
+        return self.seen
+
+
+class Wire:
+    """`launch(b)` starts the mean of bucket b over the ranks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def launch(self, bucket: int) -> Handle:
+        clock = self._clock
+        if bucket not in range(clock.noted.buckets):
+            raise ValueError(f"launch takes the number of a bucket, 0 to {clock.noted.buckets - 1}, not {bucket!r}")
+        if clock.last and bucket in clock.arrives:
+            raise ValueError(f"bucket {bucket} was launched a second time; the other ranks do not expect it again")
+        clock.free = max(clock.free, clock.now) + COST
+        handle = Handle(clock, bucket, clock.free)
+        clock.noted.launched.append(bucket)
+        if clock.last:
+            clock.arrives[bucket] = handle
+        else:
+            clock.noted.sent_early.append(bucket)
+        return handle
+
+
+class Optimizer:
+    """Of one bucket."""
+
+    def __init__(self, clock: Clock, bucket: int) -> None:
+        self._clock, self._bucket = clock, bucket
+
+    def step(self) -> None:
+        clock, bucket = self._clock, self._bucket
+        handle = clock.arrives.get(bucket)
+        if not clock.last:
+            clock.noted.sent_early.append(bucket)
+        elif handle is None or not handle.seen:
+            clock.noted.stepped_early.append(bucket)
+        elif any(later > bucket and began >= handle.at for later, began in clock.blocked):
+            clock.noted.stepped_late.append(bucket)
+        clock.noted.stepped.append(bucket)
+        clock.now += STEP
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The workbench empties the buckets before each update."""
+
+
+class Scheduler:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def step(self) -> None:
+        self._clock.noted.scheduler.append(len(self._clock.noted.stepped))

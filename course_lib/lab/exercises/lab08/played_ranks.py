@@ -1,0 +1,71 @@
+"""Ranks in one process, a thread each, that meet in a mean. Nobody waits for ever for one who does not come."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LIMIT_S = 5.0
+
+
+class Missing(Exception):
+    """Not every rank came to a mean."""
+
+
+class Meeting:
+    """`mean(rank, tensor)` on `ranks` threads: a new tensor, the same on all."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks, self._changed = ranks, threading.Condition()
+        self._brought: dict[int, dict[int, Tensor]] = defaultdict(dict)  # by the number of the mean, and the rank
+        self._calls = [0] * ranks
+        self._left: set[int] = set()
+
+    def mean(self, rank: int, tensor: Tensor) -> Tensor:
+        import torch
+
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"mean takes a tensor, not a {type(tensor).__name__}")
+        with self._changed:
+            brought = self._brought[self._calls[rank]]
+            brought[rank] = tensor.detach().clone()
+            self._calls[rank] += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(brought) == self._ranks or self._left - set(brought), LIMIT_S)
+            if len(brought) < self._ranks:
+                raise Missing("the other ranks did not come to this mean")
+            return torch.stack([brought[r] for r in range(self._ranks)]).mean(0)
+
+    def leave(self, rank: int) -> None:
+        """Whoever waits for this rank is told."""
+        with self._changed:
+            self._left.add(rank)
+            self._changed.notify_all()
+
+
+def play(function: Callable[[int, Meeting], Any], ranks: int) -> Sequence[Any]:
+    """`function(rank, meeting)` on every rank, and what each returned. Raises what a rank raised, and `Missing` (or
+    what came of it) only where nothing else went wrong."""
+    meeting, results, failed = Meeting(ranks), [None] * ranks, []
+
+    def one(rank: int) -> None:
+        try:
+            results[rank] = function(rank, meeting)
+        except BaseException as error:  # a stub's NotImplementedError too
+            failed.append(error)
+        finally:
+            meeting.leave(rank)
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise min(failed, key=lambda error: isinstance(error.__cause__ or error, Missing))
+    return results

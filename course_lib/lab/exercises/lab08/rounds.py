@@ -1,0 +1,226 @@
+"""Exercise 8.3: local steps, and an outer step at the end of each round.
+
+The learner writes one method; the cell of the exercise gives the rest:
+
+    class Rounds:
+        def __init__(self, params, optimizer, mean, H, outer_lr, outer_momentum):
+            self.params = list(params)           # of this rank
+            self.optimizer = optimizer           # of this rank; its momentum stays this rank's own
+            self.mean = mean                     # mean(tensor) -> a new tensor, the mean over ranks; a collective
+            self.H, self.outer_lr, self.outer_momentum = H, outer_lr, outer_momentum
+            self.old = [p.detach().clone() for p in self.params]
+            self.velocity = [torch.zeros_like(p) for p in self.old]
+            self.steps = 0
+
+        def step(self): ...                      # in place of optimizer.step()
+
+After each H local steps, with Δ = old − mean(θ): velocity ← outer_momentum·velocity + Δ, and θ and old become
+old − outer_lr·(Δ + outer_momentum·velocity), on every rank. That is DiLoCo's algorithm 1 (Douillard et al.,
+arXiv:2311.08105) with PyTorch's Nesterov momentum; outer_lr 1 without momentum is Local SGD.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from course_lib.lab.exercises.lab08.played_ranks import Missing, play
+from course_lib.lab.guard import Broke, call
+from course_lib.lab.model import Row, Verdict, exercise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HINTS = (
+    "Every call makes a local step. Only each H-th ends a round. At its end every rank must hold the same parameters, "
+    "and remember them: the next round starts there.",
+    "Count the steps after the local one; return unless the count is a multiple of H. Then for each parameter: the "
+    "outer gradient is where the round started minus where the ranks are now, on average. It points against the way "
+    "they went, as a gradient does, because a step subtracts it.",
+    "self.optimizer.step(); self.steps += 1; if self.steps % self.H: return. Under torch.no_grad(), for p, old, v in "
+    "zip(self.params, self.old, self.velocity): delta = old - self.mean(p); v.mul_(self.outer_momentum).add_(delta); "
+    "old.sub_(self.outer_lr * (delta + self.outer_momentum * v)); p.copy_(old).",
+)
+
+MISTAKES = {
+    "hangs": "Not every rank called mean as often as the others. It is a collective: what a rank has computed may not "
+    "decide whether it calls it.",
+    "wrong_sign": "Your outer gradient points the way the ranks went. A step subtracts it, so it leads back, past the "
+    "start. Where they started minus where they are.",
+    "averages_state": "The optimizer's momentum is averaged over ranks. That is another method, at twice the bytes. "
+    "Here each rank's state stays its own, as in DiLoCo and PyTorch's PostLocalSGDOptimizer.",
+    "resets_state": "The optimizer's momentum is lost at the end of a round, so each round begins at a standstill. "
+    "Averaging is for parameters; leave `optimizer.state` alone.",
+    "start_kept": "The first round is right; in the second the outer gradient still begins where the *first* round "
+    "did. Let `old` be what the round has ended with.",
+    "ranks_left": "`old` is stepped, and the ranks go on from their own parameters. They were averaged nowhere. Copy "
+    "the result into every parameter.",
+    "every_step": "You average after every step, so H changes nothing and you send H times the bytes. Only each H-th "
+    "step ends a round.",
+    "one_early": "Your rounds end one step early: you count from 0, or before the local step. The first round ends "
+    "after H steps.",
+    "only_the_mean": "The parameters become the mean over ranks: that is Local SGD, right for outer_lr 1 and "
+    "outer_momentum 0. With other values the outer step is missing.",
+    "no_nesterov": "You step by the velocity alone. Nesterov's momentum looks ahead: the step is Δ + "
+    "outer_momentum·velocity.",
+    "no_local_step": "No local step is made: `step` stands for optimizer.step(), so call that first.",
+}
+
+
+class Problem(NamedTuple):
+    """The gradient of rank r in step t is a[r]·θ + c[t][r]."""
+
+    ranks: int
+    steps: int
+    H: int
+    outer: tuple[float, float]
+    start: Tensor
+    a: list[Tensor]
+    c: list[list[Tensor]]
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks, H {self.H}, outer_lr {self.outer[0]:g}, outer_momentum {self.outer[1]:g}"
+
+
+class Played(NamedTuple):
+    """Parameters of each rank after each step: `seen[rank][t]`."""
+
+    problem: Problem
+    seen: list[list[Tensor]]
+
+    def same(self, other: list[list[Tensor]], count: int | None = None) -> bool:
+        import torch
+        return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for mine, theirs in zip(self.seen, other)
+                   for x, y in zip(mine[:count], theirs[:count]))
+
+    def right(self, count: int | None = None) -> bool:
+        return self.same(wanted(self.problem), count)
+
+    def agree(self) -> bool:
+        """Do all ranks hold the same at the end of each round?"""
+        import torch
+        ends = range(self.problem.H - 1, self.problem.steps, self.problem.H)
+        return all(torch.allclose(mine[t], self.seen[0][t]) for mine in self.seen for t in ends)
+
+    def __str__(self) -> str:
+        wrong = next((t + 1 for t in range(self.problem.steps) if not self.right(t + 1)), 0)
+        said = f"{self.problem}: " + (f"parameters are wrong after step {wrong}" if wrong else "right")
+        return said + ("" if self.agree() else "; the ranks differ at the end of a round")
+
+
+@exercise("8.3", title="local steps and an outer step", minutes=8, needs="Rounds", hints=HINTS, mistakes=MISTAKES,
+          kind="class")  # fmt: skip
+def average_in_rounds(answer: type, draw: random.Random) -> Verdict:
+    """Rows over a handful of trainings of three rounds, every rank a thread."""
+    if not callable(getattr(answer, "step", None)):
+        raise Broke("the class has no method `step`")
+    outers = [(1.0, 0.0), (1.0, 0.0), (0.7, 0.9), (0.7, 0.9), (0.5, 0.0), (draw.uniform(0.3, 0.9), 0.8)]
+    try:
+        played = [_played(answer, _problem(draw, outer)) for outer in outers]
+    except Broke as broke:
+        if not isinstance(broke.__cause__, Missing):
+            raise
+        row = Row("every rank calls mean equally often", False, "the same calls on all ranks", str(broke))
+        return Verdict((row,), "hangs")
+    plain, stepped = played[:2], played[2:]
+    rows = (
+        _row("inside a round every rank steps by itself", "its own optimizer.step()", played,
+             lambda p: p.right(p.problem.H - 1)),
+        _row("at the end of a round all ranks hold the same", "equal parameters", played, Played.agree),
+        _row("outer_lr 1 without momentum is the mean", "Local SGD", plain, Played.right),
+        _row("the first outer step", "old − outer_lr·(Δ + outer_momentum·velocity)", stepped,
+             lambda p: p.right(p.problem.H)),
+        _row("and the rounds after it", "the same again, momentum carried on", stepped, Played.right),
+    )  # fmt: skip
+    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(played))
+
+
+def wanted(problem: Problem, how: str = "") -> list[list[Tensor]]:
+    """Parameters of each rank after each step, all ranks in turn; `how` makes a known mistake."""
+    import torch
+
+    params = [torch.nn.Parameter(problem.start.clone()) for _ in range(problem.ranks)]
+    optimizers = [_optimizer(p) for p in params]
+    old, velocity, seen = problem.start.clone(), torch.zeros_like(problem.start), [[] for _ in params]
+    (lr, momentum), H = problem.outer, 1 if how == "every_step" else problem.H
+    for t in range(problem.steps):
+        for rank, (param, optimizer) in enumerate(zip(params, optimizers)):
+            param.grad = (problem.a[rank] * param + problem.c[t][rank]).detach()
+            if how != "no_local_step":
+                optimizer.step()
+        if (t + 1 + (how == "one_early")) % H == 0:
+            mean = torch.stack([p.detach() for p in params]).mean(0)
+            delta = mean - old if how == "wrong_sign" else old - mean
+            velocity = momentum * velocity + delta
+            new = old - lr * (velocity if how == "no_nesterov" else delta + momentum * velocity)
+            if how == "only_the_mean":
+                new = mean
+            if how != "start_kept":
+                old = new
+            if how != "ranks_left":
+                for param in params:
+                    param.data.copy_(new)
+            _touch_state(optimizers, how)
+        for mine, param in zip(seen, params):
+            mine.append(param.detach().clone())
+    return seen
+
+
+def _touch_state(optimizers: list, how: str) -> None:
+    import torch
+
+    moments = [state["momentum_buffer"] for each in optimizers for state in each.state.values()
+               if state.get("momentum_buffer") is not None]
+    if not moments:
+        return
+    mean = torch.stack(moments).mean(0)
+    for moment in moments:
+        if how == "averages_state":
+            moment.copy_(mean)
+        elif how == "resets_state":
+            moment.zero_()
+
+
+def _mistake(played: list[Played]) -> str:
+    """The mistake whose parameters are seen, in all trainings."""
+    return next((how for how in MISTAKES if how != "hangs" and all(p.same(wanted(p.problem, how)) for p in played)), "")
+
+
+def _problem(draw: random.Random, outer: tuple[float, float], size: int = 3) -> Problem:
+    import torch
+
+    def some(low: float, high: float) -> Tensor:
+        return torch.tensor([draw.uniform(low, high) for _ in range(size)])
+
+    ranks, H = draw.randint(2, 3), draw.randint(2, 4)
+    return Problem(ranks, 3 * H + 1, H, outer, some(1, 2), [some(0.5, 1.5) for _ in range(ranks)],
+                   [[some(-2, 2) for _ in range(ranks)] for _ in range(3 * H + 1)])
+
+
+def _optimizer(param: Tensor) -> Any:
+    import torch
+    return torch.optim.SGD([param], lr=0.1, momentum=0.9)
+
+
+def _played(answer: type, problem: Problem) -> Played:
+    import torch
+
+    def on(rank: int, meeting: Any) -> list[Tensor]:
+        param, seen = torch.nn.Parameter(problem.start.clone()), []
+        optimizer = _optimizer(param)
+        arguments = [param], optimizer, lambda tensor: meeting.mean(rank, tensor), problem.H, *problem.outer
+        mine = call(answer, *arguments, shown="Rounds(params, optimizer, mean, H, outer_lr, outer_momentum)")
+        for t in range(problem.steps):
+            param.grad = (problem.a[rank] * param + problem.c[t][rank]).detach()
+            call(mine.step, shown=f"step() number {t + 1} on rank {rank}")
+            seen.append(param.detach().clone())
+        return seen
+
+    return Played(problem, list(play(on, problem.ranks)))
+
+
+def _row(name: str, expected: str, cases: list[Played], holds: Callable[[Played], bool]) -> Row:
+    """One rule over all its cases. The smallest case that breaks it is shown."""
+    broken = sorted((c for c in cases if not holds(c)), key=lambda c: (c.problem.ranks, c.problem.H))
+    return Row(name, not broken, expected, str(broken[0]) if broken else f"held in {len(cases)} of {len(cases)} runs")
