@@ -26,6 +26,8 @@ def lines(drawn: Mapping[str, Pairs], measured: Mapping[str, Pairs] | None = Non
     `log` holds the axes that are logarithmic ("x", "y", "xy"), `at` marks one x, `level` names one y. Raises
     `LabError` when there is nothing to draw.
     """
+    from matplotlib.ticker import LogLocator, NullLocator
+
     from course_lib.show.picture import Picture
     from course_lib.show.style import theme
 
@@ -50,7 +52,10 @@ def lines(drawn: Mapping[str, Pairs], measured: Mapping[str, Pairs] | None = Non
         axes.axvline(at, color=look.muted, linewidth=1.1)
     for axis in log:
         getattr(axes, f"set_{axis}scale")("log")
-        getattr(axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{value:g}")
+        scale = getattr(axes, f"{axis}axis")
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
+        scale.set_minor_locator(NullLocator())
     if "y" not in log and not any(value < 0 for row in drawn.values() for _, value in row) and level is None:
         axes.set_ylim(bottom=min(0.9 * value for row in (*drawn.values(), *dots.values()) for _, value in row))
     axes.set_xlabel(x, fontsize=8, color=look.muted, labelpad=2)
@@ -58,7 +63,7 @@ def lines(drawn: Mapping[str, Pairs], measured: Mapping[str, Pairs] | None = Non
     _names(picture, axes, {n: ((drawn.get(n) or dots[n])[-1][1], styles[n][0]) for n in styles},
            {level[0]: (level[1], look.muted)} if level else {})
     kinds = [word for word, rows in (("lines: predicted", drawn), ("points: measured", dots)) if rows and dots]
-    picture.text_px(14, HEIGHT - 22, "  ·  ".join([*kinds, provenance]), 10, color=look.muted)
+    picture.text_px(14, HEIGHT - 22, "  ·  ".join(filter(None, [*kinds, provenance])), 10, color=look.muted)
     return picture
 
 

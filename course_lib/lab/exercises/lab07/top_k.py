@@ -72,8 +72,8 @@ def send_the_largest(answer: type, draw: random.Random) -> Verdict:
         example,
         _row("how many travel", f"{_count(NUMEL)} of {NUMEL} entries, 1 of {FEW}", [*small, *history], _count_ok),
         _row("the first window", "the entries of the largest magnitude", first, lambda s: _right.explains([s])),
-        Row("the windows after it", _right.explains([*history]) and _right.explains([*small]),
-            "gradient plus what was left", _sent_text(history[-1])),
+        _row("the windows after it", "gradient plus what was left", [*small, *history][::-1],
+             lambda s: _right.explains(history) and _right.explains(small)),
         _row("decode", "the mean over ranks, each entry in its place", [*history, *small],
              lambda s: all(close(mean, s.mean) for mean in s.means)),
     )  # fmt: skip
