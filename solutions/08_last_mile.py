@@ -25,7 +25,7 @@ lab.begin(submission)
 # %% id="imports"
 from course_lib import show
 from course_lib.lab.lines import lines
-from course_lib.lab.loss_curves import at_update, loss_curves, update_s
+from course_lib.lab.loss_curves import loss_at, loss_curves, update_s
 from course_lib.lab.side_by_side import side_by_side
 from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_stale import stale_runs
@@ -33,7 +33,7 @@ from course_lib.lab.workbench_updates import update_runs
 from course_lib.launch import Fabric
 
 wire = Fabric(gbit=0.5, latency_us=500, kind=fabric)
-slow = Fabric(gbit=0.02, kind=fabric)
+slow = Fabric(gbit=0.01, kind=fabric)
 repeats = 3 if quick else 7
 MB = 2**20
 buckets = {"bucket_mb": 0.5, "first_bucket_mb": None}
@@ -70,7 +70,7 @@ lab.predict("8.delay", "After the same number of updates, the loss with a delay 
 
 # %% id="predict-seconds"
 lab.predict("8.seconds", "On a slow wire, after the same number of seconds: who has the lowest loss?",
-            choices=["every update", "delay 1", "delay 2", "H = 8", "H = 32"])
+            choices=["every update", "delay 1", "delay 2", "H = 8", "H = 32", "DiLoCo"])
 
 # %% [markdown] id="baseline-text"
 # ## The baseline
@@ -154,10 +154,10 @@ lab.compare("8.bits", "the same to the bit" if worst == 0 else
 side_by_side({name: runs[name].timeline for name in ("all, then step", "yours")})
 
 # %% [markdown] id="own-why"
-# **The overlap goes from nothing to most of the communication, and the parameters stay the same, to the last bit.**
-# "Leave 10 % un-overlapped for convergence" has nothing to act on: each element sees the same operations in the same
-# order, only the waiting between them has moved. If a loss changes when overlap is switched on, that is a bug, and you
-# look for a buffer that is read or written while it travels.
+# **The overlap differs from way to way, and the parameters are the same, to the last bit.** "Leave 10 % un-overlapped
+# for convergence" has nothing to act on: each element sees the same operations in the same order, only the waiting
+# between them has moved. If a loss changes when overlap is switched on, that is a bug, and you look for a buffer that
+# is read or written while it travels.
 #
 # To the bit needs two things: the same optimizer implementation, and the same order of adding. With two ranks there is
 # only one order. With three or more, other bucket borders can change it, and the last digit with it.
@@ -252,8 +252,8 @@ lab.check("8.2", Delayed)
 # The other way: send less often. Every rank steps by itself, with its own gradient, H times. Then the parameters
 # become their mean over ranks: *Local SGD*. The bytes fall to 1/H.
 #
-# DiLoCo goes one step further. It looks at how far the round has come, Δ = θ_old − mean(θ), takes it for a gradient, and
-# lets an *outer* optimizer step on it. With momentum µ = `outer_momentum` and Nesterov's form:
+# DiLoCo goes one step further. It looks at how far the round has come, Δ = θ_old − mean(θ), takes it for a gradient,
+# and lets an *outer* optimizer step on it. With momentum µ = `outer_momentum` and Nesterov's form:
 #
 # > v ← µ·v + Δ,   θ ← θ_old − outer_lr·(Δ + µ·v)
 #
@@ -305,13 +305,13 @@ for one in stale_runs(Delayed, Rounds, ranks=ranks):
     print(one)
 
 # %% [markdown] id="twin-why"
-# Yours do what theirs do. And all of them, but delay 0, end somewhere else than plain updates: **this** is where results
-# change.
+# Yours do what theirs do. And all of them, but delay 0, end somewhere else than plain updates: **this** is where
+# results change.
 #
 # - **Delay** has no switch in PyTorch. ZeRO-Offload describes a delayed update by one step (arXiv:2101.06840); here it
 #   is `course_lib.train.delayed.Delayed`.
-# - **Local SGD** is `PostLocalSGDOptimizer` with a `PeriodicModelAverager`. It averages after steps 0, H, 2H, … of those
-#   that follow its warm-up; `warmup_steps=H-1` makes that H, 2H, ….
+# - **Local SGD** is `PostLocalSGDOptimizer` with a `PeriodicModelAverager`. It averages after steps 0, H, 2H, … of
+#   those that follow its warm-up; `warmup_steps=H-1` makes that H, 2H, ….
 # - **DiLoCo** (arXiv:2311.08105) is in torchft, and here `course_lib.train.diloco.DiLoCo`.
 #
 # ## What the wire sees
@@ -321,9 +321,9 @@ for one in stale_runs(Delayed, Rounds, ranks=ranks):
 
 # %% id="four"
 four = update_runs(load, {"every update": ("bucketed", buckets), "delay 1": ("delayed", {"delay": 1, **buckets}),
-                          "delay 2": ("delayed", {"delay": 2, **buckets}), "H = 4": ("local_sgd", {"every": 4})},
-                   updates=4, ranks=ranks, fabric=wire, repeats=2 if quick else 5)
-for name in ("every update", "delay 1", "delay 2", "H = 4"):
+                          "H = 4": ("local_sgd", {"every": 4})}, updates=4, ranks=ranks,
+                   fabric=wire, repeats=2 if quick else 5)
+for name in ("every update", "delay 1", "H = 4"):
     one = four[name]
     print(f"{name:>12}: four updates {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:3.0f} ms, exposed "
           f"{one.exposed_s * 1e3:4.0f} ms, {one.bytes / MB:2.0f} MB")
@@ -332,47 +332,47 @@ for name in ("every update", "delay 1", "delay 2", "H = 4"):
 side_by_side({name: four[name].timeline for name in ("every update", "delay 1", "H = 4")})
 
 # %% [markdown] id="race-text"
-# A delay hides what an update has to send under the whole next window. It hides at most Tc: the wire still carries every
-# byte. A second window of delay only helps when the wire's time varies. Local steps do not hide, they leave out.
+# A delay hides what an update has to send under the whole next window. It hides at most Tc: the wire still carries
+# every byte. A second window of delay only helps when the wire's time varies. Local steps do not hide, they leave out.
 #
 # ## What is learnt
 #
 # A very small GPT learns real text (the standard library of your Python) in each of these ways: same weights to begin
-# with, same batches in the same order, same AdamW. The wire is slow now, 0.02 Gbit/s. Each has a clock of its own and
+# with, same batches in the same order, same AdamW. The wire is slow now, 0.01 Gbit/s. Each has a clock of its own and
 # stops when it shows the same number of seconds.
 
 # %% id="race"
 ways = {"every update": ("bucketed", {}), "delay 1": ("delayed", {"delay": 1}), "delay 2": ("delayed", {"delay": 2}),
         "H = 8": ("local_sgd", {"every": 8}), "H = 32": ("local_sgd", {"every": 32}),
-        "DiLoCo, H = 32": ("diloco", {"every": 32})}
-budget = 2.0 if quick else 8.0
-curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=16 if quick else 32, seed=seed)
+        "DiLoCo": ("diloco", {"every": 32})}
+budget = 2.5 if quick else 8.0
+curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=8 if quick else 32, seed=seed)
 equal = min(points[-1].update for points in curves.values())
 for name, points in curves.items():
-    last = points[-1]
-    print(f"{name:>14}: {last.update:4d} updates of {update_s(points) * 1e3:4.0f} ms; loss after {equal} updates "
-          f"{at_update(points, equal):.2f}, after {budget:g} s {last.loss:.2f}; sent {last.bytes / last.update / 1e3:5.1f} "
-          "kB an update")
-difference = at_update(curves["delay 1"], equal) - at_update(curves["every update"], equal)
+    last, by_update, by_time = points[-1], loss_at(points, "update", equal), loss_at(points, "seconds", budget)
+    print(f"{name:>12}: {last.update:4d} updates of {update_s(points) * 1e3:3.0f} ms and "
+          f"{last.bytes / last.update / 1e3:4.1f} kB; loss after {equal} updates {by_update:.2f}, "
+          f"after {budget:g} s {by_time:.2f}")
+difference = loss_at(curves["delay 1"], "update", equal) - loss_at(curves["every update"], "update", equal)
 lab.compare("8.delay", "the same" if abs(difference) < 0.02 else "higher" if difference > 0 else "lower")
-lab.compare("8.seconds", min((n for n in curves if n != "DiLoCo, H = 32"), key=lambda n: curves[n][-1].loss))
+lab.compare("8.seconds", min(curves, key=lambda name: loss_at(curves[name], "seconds", budget)))
 
 # %% id="race-updates" tags=["picture"]
 provenance = "measured (cpu), real ranks and wire, real text"
-lines({name: [(p.update, p.loss) for p in points if p.update <= 2 * equal] for name, points in curves.items()},
+lines({name: [(p.update, p.loss) for p in points if 0 < p.update <= equal] for name, points in curves.items()},
       x="updates", y="held-out loss, nats a byte", title="Equal updates", provenance=provenance)
 
 # %% id="race-seconds"
-lines({name: [(p.seconds, p.loss) for p in points] for name, points in curves.items()},
-      x="seconds of its own clock", y="held-out loss, nats a byte", title="Equal seconds, 0.02 Gbit/s",
+lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points in curves.items()},
+      x="seconds of its own clock", y="held-out loss, nats a byte", title="Equal seconds, 0.01 Gbit/s",
       provenance=provenance)
 
 # %% [markdown] id="race-why"
 # Read the two pictures together.
 #
 # - **Update for update, staleness costs.** Nothing is learnt faster for being late.
-# - **Second for second, it depends on the wire.** A delay saves at most one Tc an update, which is little when C is much
-#   longer. Local steps save nearly all of C, and on this wire that buys many more updates.
+# - **Second for second, it depends on the wire.** A delay saves at most one Tc an update, which is little when C is
+#   much longer. Local steps save nearly all of C, and on this wire that buys many more updates.
 #
 # So staleness is a trade, and the wire sets its price. What you see here is one small model, one optimizer and one
 # learning rate. Larger models, other rates and more ranks move the borders: measure yours, at equal seconds.
@@ -387,9 +387,8 @@ lines({name: [(p.seconds, p.loss) for p in points] for name, points in curves.it
 
 # %% id="slider"
 kB = curves["every update"][-1].bytes / curves["every update"][-1].update / 1e3
-local = curves["H = 32"]
-Tc = update_s(local) - local[-1].bytes / local[-1].update * 8 / 0.02e9
-period = {"H = 8": 8, "H = 32": 32, "DiLoCo, H = 32": 32}
+period = {"H = 8": 8, "H = 32": 32, "DiLoCo": 32}
+Tc = min(update_s(curves[name]) - kB * 1e3 * 8 / 0.01e9 / H for name, H in period.items())
 
 
 def predicted_s(name, gbit):
@@ -397,19 +396,21 @@ def predicted_s(name, gbit):
     return max(Tc, C) if "delay" in name else Tc + C / period.get(name, 1)
 
 
-print(f"Tc = {Tc * 1e3:.0f} ms; C = {kB * 8e3 / 0.02e9 * 1e3:.0f} ms at 0.02 Gbit/s")
+print(f"Tc = {Tc * 1e3:.0f} ms; C = {kB * 8e3 / 0.01e9 * 1e3:.0f} ms at 0.01 Gbit/s")
 for name, points in curves.items():
-    print(f"{name:>14}: update {update_s(points) * 1e3:4.0f} ms measured, {predicted_s(name, 0.02) * 1e3:4.0f} predicted")
+    print(f"{name:>14}: update {update_s(points) * 1e3:4.0f} ms measured, "
+          f"{predicted_s(name, 0.01) * 1e3:4.0f} predicted")
 
 
 def drawn(gbit, seconds):
-    seen = {name: [(p.update * predicted_s(name, gbit), p.loss) for p in points] for name, points in curves.items()}
+    seen = {name: [(p.update * predicted_s(name, gbit), p.loss) for p in points if p.update]
+            for name, points in curves.items()}
     return lines({name: [pair for pair in row if pair[0] <= seconds] for name, row in seen.items()}, x="seconds",
                  y="held-out loss, nats a byte", title=f"{gbit:g} Gbit/s",
                  provenance="seconds from the formula, losses measured by update")
 
 
-sliders(drawn, {"gbit": "link, Gbit/s", "seconds": "seconds"}, gbit=(0.02, [0.005, 0.01, 0.02, 0.05, 0.1, 1]),
+sliders(drawn, {"gbit": "link, Gbit/s", "seconds": "seconds"}, gbit=(0.01, [0.005, 0.01, 0.02, 0.05, 0.1, 1]),
         seconds=(4, [1, 2, 4, 8, 16]))
 
 # %% [markdown] id="pitfalls"
@@ -439,8 +440,8 @@ lab.review(runs["yours"].timeline)
 # %% [markdown] id="summary"
 # ## What to carry away
 #
-# - **Reordering is free.** A step per bucket gives the same parameters to the bit, whatever part of the communication is
-#   hidden. Nothing has to be left un-overlapped for convergence.
+# - **Reordering is free.** A step per bucket gives the same parameters to the bit, whatever part of the communication
+#   is hidden. Nothing has to be left un-overlapped for convergence.
 # - Anything **global** excludes stepping early: norm clipping, an overflow check, skipping on NaN.
 # - **Staleness is a trade.** A delay hides at most one Tc and costs loss for each update; local steps send 1/H of the
 #   bytes and let the ranks drift apart in between.

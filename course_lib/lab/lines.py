@@ -14,7 +14,7 @@ Pairs = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 700, 330, 56, 112, 56, 74
 STYLES = (("#0072B2", (0, ()), "o"), ("#D55E00", (0, (5, 2)), "s"), ("#009E73", (0, (1, 1.5)), "^"),
-          ("#CC79A7", (0, (6, 2, 1, 2)), "D"), ("#E69F00", (0, (3, 1)), "v"))
+          ("#CC79A7", (0, (6, 2, 1, 2)), "D"), ("#E69F00", (0, (3, 1)), "v"), ("#56B4E9", (0, (1, 1, 4, 1)), "P"))
 """Colour (Okabe–Ito), dash and marker: no line is known by its colour alone."""
 
 

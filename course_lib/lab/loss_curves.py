@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 from course_lib.launch import Fabric, run
 
@@ -17,15 +18,19 @@ ROWS, LR = 16, 1e-2
 def loss_curves(strategies: Mapping[str, tuple[str, Mapping[str, Any]]], *, seconds: float, ranks: int = 2,
                 fabric: str | Fabric = "auto", measure_every: int = 20, seed: int = 0,
                 timeout_s: float = 300.0) -> dict[str, list[Point]]:
-    """Train a very small GPT on text with AdamW under each strategy of `train.STRATEGIES`, each for `seconds` of its own
-    clock, from the same weights and with the same batches in the same order. See `train.curve.train_text`."""
+    """Train a very small GPT on text with AdamW under each strategy of `train.STRATEGIES`, each for `seconds` of its
+    own clock, from the same weights and with the same batches in the same order. See `train.curve.train_text`."""
     entries = {name: (strategy, dict(options)) for name, (strategy, options) in strategies.items()}
     return run(_on_rank, entries, seconds, measure_every, seed, ranks=ranks, fabric=fabric, timeout_s=timeout_s)[0]
 
 
-def at_update(points: list[Point], update: int) -> float:
-    """The loss that was seen last by then."""
-    return [p.loss for p in points if p.update <= update][-1]
+def loss_at(points: list[Point], axis: Literal["update", "seconds"], value: float) -> float:
+    """The loss there, on the straight line between the two points beside it."""
+    for before, after in pairwise(points):
+        low, high = getattr(before, axis), getattr(after, axis)
+        if low <= value <= high and low < high:
+            return before.loss + (after.loss - before.loss) * (value - low) / (high - low)
+    return points[-1].loss
 
 
 def update_s(points: list[Point]) -> float:

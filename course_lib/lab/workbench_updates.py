@@ -78,7 +78,8 @@ def _on_rank(load, variants, own, bucket_mb, updates, micro_steps, repeats):
             way.update()
         way.settle()
 
-    measured = alternate({name: Step(lambda way=way: several(way)) for name, way in ways.items()}, repeats, 1, provenance)
+    steps = {name: Step(lambda way=way: several(way)) for name, way in ways.items()}
+    measured = alternate(steps, repeats, 1, provenance)
     right, worst = ways["serial"].parameters(), {}
     for name, way in ways.items():
         far = (way.parameters() - right).abs().max()
@@ -98,6 +99,8 @@ class Library:
 
         self.model, self.micro_steps, self.rank = wrap(strategy, load.model(), **options), micro_steps, dist.get_rank()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
+        if not getattr(self.model, "steps_itself", False):
+            _record_steps(self.optimizer)  # before the strategy's own hook, which may average: that is no compute
         if hasattr(self.model, "take_optimizer"):
             self.model.take_optimizer(self.optimizer)
 
@@ -124,8 +127,7 @@ class Library:
         return _flat(self.model.parameters())
 
     def _step(self) -> None:
-        with _recorded("optimizer"):
-            self.optimizer.step()
+        self.optimizer.step()
         self.optimizer.zero_grad()
 
 
@@ -145,7 +147,8 @@ class Yours:
                    assign_by_size(listed, range(len(listed) - 1, -1, -1), bucket_mb, None)]
         self.wire = UpdateWire(buckets)
         optimizers = [BucketOptimizer(b, torch.optim.AdamW(bucket, lr=LR)) for b, bucket in enumerate(buckets)]
-        self.mine = self._call(own, self.wire, optimizers, Constant(), shown="StepPerBucket(wire, optimizers, scheduler)")
+        self.mine = self._call(own, self.wire, optimizers, Constant(),
+                               shown="StepPerBucket(wire, optimizers, scheduler)")
         for b, bucket in enumerate(buckets):  # gradients come in this order, so the last one completes the bucket
             bucket[-1].register_post_accumulate_grad_hook(lambda _, b=b: self._full(b))
 
@@ -227,11 +230,11 @@ class BucketOptimizer:
     """The optimizer of one bucket's parameters."""
 
     def __init__(self, bucket: int, optimizer) -> None:
-        self._bucket, self._optimizer = bucket, optimizer
+        self._optimizer = optimizer
+        _record_steps(optimizer, f"optimizer, bucket {bucket}", bucket)
 
     def step(self) -> None:
-        with _recorded(f"optimizer, bucket {self._bucket}", self._bucket):
-            self._optimizer.step()
+        self._optimizer.step()
 
 
 class Constant:
@@ -241,19 +244,19 @@ class Constant:
         """Called once an update."""
 
 
-def _recorded(name: str, bucket: int = -1):
-    from contextlib import contextmanager
-
+def _record_steps(optimizer, name: str = "optimizer", bucket: int = -1) -> None:
+    """Every step of `optimizer` is a compute span."""
     from course_lib import record
 
-    @contextmanager
-    def block():
-        begin = record.now()
-        yield
+    begun: list[int] = []
+
+    def end(*_: Any) -> None:
+        begin = begun.pop()
         if (recorder := record.active()) is not None:
             recorder.add("compute", "compute", name, begin, record.now(), bucket=bucket)
 
-    return block()
+    optimizer.register_step_pre_hook(lambda *_: begun.append(record.now()))
+    optimizer.register_step_post_hook(end)
 
 
 def _flat(params):

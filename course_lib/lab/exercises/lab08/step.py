@@ -25,8 +25,8 @@ from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 
 HINTS = (
-    "Which micro-step's bucket holds the gradient of the whole window? Only that one may be sent. And when may bucket 0 "
-    "be updated: when all buckets have arrived, or when bucket 0 has?",
+    "Which micro-step's bucket holds the gradient of the whole window? Only that one may be sent. And when may bucket "
+    "0 be updated: when all buckets have arrived, or when bucket 0 has?",
     "`bucket_full` launches in the last micro-step and keeps the number and the handle; it never waits. `finish` goes "
     "through them in order: wait for one, step that one, then the next. While you step bucket 0, bucket 1 travels.",
     "bucket_full: if last: self.handles.append((b, self.wire.launch(b))). finish: for b, handle in self.handles: "
@@ -123,4 +123,5 @@ def _updates(answer: type, micro_steps: int, buckets: int) -> list[Update]:
 def _row(name: str, expected: str, cases: list[Update], holds: Callable[[Update], bool]) -> Row:
     """One rule over all its cases. The smallest case that breaks it is shown."""
     broken = sorted((c for c in cases if not holds(c)), key=lambda c: (c.micro_steps, c.buckets))
-    return Row(name, not broken, expected, str(broken[0]) if broken else f"held in {len(cases)} of {len(cases)} updates")
+    seen = str(broken[0]) if broken else f"held in {len(cases)} of {len(cases)} updates"
+    return Row(name, not broken, expected, seen)
