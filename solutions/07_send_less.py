@@ -58,8 +58,8 @@ repeats = 3 if quick else 7
 lab.predict("7.bytes", "One bit for each entry instead of a float32: which part of the bytes is left?", unit="%")
 
 # %% id="predict-accuracy"
-lab.predict("7.accuracy", "Training reaches about 60 % right. With only 1 % of the gradient's entries sent, and the "
-            "rest thrown away, it reaches", unit="%")
+lab.predict("7.accuracy", "Training with the whole gradient gets more than half right. With only 1 % of the "
+            "gradient's entries sent, and the rest thrown away, it gets", unit="%")
 
 # %% id="predict-fast"
 lab.predict("7.fast", "Ten times faster a wire. Which scheme gives the shortest step there?",
@@ -200,9 +200,10 @@ runs = compressed_runs(load, own, ranks=ranks, fabric=slow, repeats=repeats)
 whole = runs["float32"].bytes
 for name, one in runs.items():
     kernel = f", {one.kernel_bytes:9,.0f} seen by the kernel" if one.kernel_bytes else ""
-    same = "" if one.from_library is None else f"; gradients differ from the library's by {one.from_library:.0g}"
     print(f"{name:>11}: step {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, exposed "
-          f"{one.exposed_s * 1e3:3.0f} ms, {one.bytes:9,.0f} bytes ({one.bytes / whole:6.1%}){kernel}{same}")
+          f"{one.exposed_s * 1e3:3.0f} ms, {one.bytes:9,.0f} bytes ({one.bytes / whole:6.1%}){kernel}")
+for name in ("your Half", "your TopK"):
+    print(f"{name}: largest difference of a gradient from the library's {runs[name].from_library:.1g}")
 lab.compare("7.bytes", round(100 * runs["1-bit"].bytes / whole, 1))
 
 # %% id="own-figure" tags=["picture"]
@@ -303,10 +304,14 @@ rates = {"slow": (0.2, runs), "fast": (2.0, quicker)}
 for word, (gbit, measured) in rates.items():
     print(f"the {word} wire, {gbit:g} Gbit/s")
     for name in SCHEMES:
-        said = predicted(model, gbit, cost[name], **latency).step_s
-        print(f"  {name:>9}: step {measured[name].median_s * 1e3:4.0f} ± {measured[name].spread_s * 1e3:2.0f} ms, "
-              f"predicted {said * 1e3:4.0f}")
-lab.compare("7.fast", min(SCHEMES, key=lambda name: quicker[name].median_s))
+        one, step_s = measured[name], predicted(model, gbit, cost[name], **latency).step_s
+        print(f"  {name:>9}: step {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, predicted "
+              f"{step_s * 1e3:4.0f}")
+best = min(SCHEMES, key=lambda name: quicker[name].median_s)
+near = [name for name in SCHEMES
+        if quicker[name].median_s - quicker[best].median_s <= quicker[name].spread_s + quicker[best].spread_s]
+print(f"not to be told apart from the fastest, within the spread: {', '.join(near)}")
+lab.compare("7.fast", best)
 
 # %% id="speeds" tags=["picture"]
 speeds = [0.05 * 1.25**i for i in range(19)]
@@ -314,7 +319,7 @@ said = {name: [(gbit, predicted(model, gbit, cost[name], **latency).step_s * 1e3
         for name in SCHEMES}
 seen = {name: [(gbit, measured[name].median_s * 1e3) for gbit, measured in rates.values()] for name in SCHEMES}
 lines(said, seen, x="link, Gbit/s", y="step time, ms", log="xy", title="Where each scheme pays",
-      provenance=runs["float32"].timeline.provenance)
+      provenance="measured (real wires, emulated device)")
 
 # %% [markdown] id="race-text"
 # ## The race
@@ -345,7 +350,8 @@ lines({name: lap.points() for name, lap in laps["fast"].items()}, x="seconds of 
 
 # %% [markdown] id="race-why"
 # On the slow wire every scheme that sends little makes several updates while float32 makes one. On the fast wire they
-# make no more of them, or fewer: the bytes were hidden already, and the host pays for compressing.
+# make no more of them, or fewer: the bytes were hidden already, and the host pays for compressing. Where a curve is lower there all the same, it is not
+# the wire: the scheme has learnt more by the same update. The first dozens of updates say little about the last.
 #
 # All curves here use SGD without momentum. A scheme that sends a part of the gradient late changes what an optimizer
 # with momentum or Adam sees. Each has its own remedy: top-k accumulates the momentum *before* it chooses (Deep Gradient
@@ -428,7 +434,7 @@ for way, off in resumed(Checkpoint, ranks=ranks).items():
 # PyTorch has `fp16_compress_hook`, `bf16_compress_hook` and `powerSGD_hook`, for `ddp.register_comm_hook(state, hook)`.
 # 1-bit Adam is DeepSpeed's (`"optimizer": {"type": "OneBitAdam"}`). There is no top-k in PyTorch. Here are PyTorch's
 # hooks and the library's on the same ranks and the same gradients. PowerSGD of rank 2 cannot send such a gradient in
-# one update; with error feedback several updates together come near it.
+# one update; with error feedback the mean of many updates comes near it.
 
 # %% id="twin"
 def twins():
@@ -443,12 +449,12 @@ def twins():
     batch = torch.randn(4, 256, generator=torch.Generator().manual_seed(rank))
 
     def mean_of_updates(make_hook, make_state):
-        """The mean of the gradients that updates 11 to 20 deliver; the parameters stay as they are."""
+        """The mean of the gradients that updates 11 to 60 deliver; the parameters stay as they are."""
         model = torch.nn.Linear(256, 256, bias=False)
         torch.nn.init.eye_(model.weight)
         hooked = {} if make_hook is None else {"comm_hook": make_hook, "hook_state": make_state(model)}
         ddp, delivered = StockDDP(model, process_group=group, **hooked), []
-        for _ in range(20):
+        for _ in range(60):
             ddp.zero_grad()
             ddp(batch).square().mean().backward()
             delivered.append(model.weight.grad.clone())
@@ -463,7 +469,7 @@ def twins():
 
 
 for name, off in run(twins, ranks=ranks, fabric="loopback")[0].items():
-    print(f"{name:>17}: the mean gradient of ten updates is off by {off:.0e}")
+    print(f"{name:>17}: the mean gradient of 50 updates is off by {off:.0e}")
 
 # %% [markdown] id="pitfall-text"
 # ## Pitfalls

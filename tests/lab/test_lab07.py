@@ -191,7 +191,8 @@ def test_own_compressors_on_ranks_send_what_the_library_sends() -> None:
 
 @pytest.mark.parametrize("answer, said", [
     (changed(TopK, encode=lambda self, name, g: 1 / 0), r"rank \d: TopK.encode\('3\.weights\.0'"),
-    (changed(TopK, decode=lambda self, *a: 1 / 0), r"rank \d: TopK.decode\(")])  # fmt: skip
+    pytest.param(changed(TopK, decode=lambda self, *a: 1 / 0), r"rank \d: TopK.decode\(",
+                 marks=pytest.mark.slow)])  # fmt: skip
 def test_a_class_that_breaks_on_a_rank_is_one_sentence(answer, said) -> None:
     with pytest.raises(OwnRunFailed, match=said):
         compressed_runs(LOAD, {"top": lambda: answer(0.1)}, fabric="loopback", repeats=2, timeout_s=20)

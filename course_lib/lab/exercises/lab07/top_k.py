@@ -155,7 +155,7 @@ def _example(answer: type) -> Row:
 
 
 def _history(answer: type, draw: random.Random, numel: int) -> list[Sent]:
-    return played(lambda: call(answer, SHARE, shown=f"TopK({SHARE})"), _read, draw, ranks=draw.randint(2, 3), windows=5,
+    return played(lambda: call(answer, SHARE, shown=f"TopK({SHARE})"), _read, draw, ranks=draw.randint(2, 3), windows=4,
                   numel=numel, micro_steps=lambda: 1, as_list=False)  # fmt: skip
 
 
