@@ -35,7 +35,7 @@ def flat_hops(nodes: Nodes, nbytes: float) -> list[Hop]:
 
 def two_level_hops(nodes: Nodes, nbytes: float) -> list[Hop]:
     """Reduce-scatter inside, all-reduce between, all-gather inside, by the α-β model."""
-    from course_lib.simulate.collectives import Nodes, hierarchical, ring
+    from course_lib.simulate.collectives import hierarchical, ring
 
     inside = ring(nodes.ranks, nodes.inner).cost(nbytes) / 2
     between = hierarchical(nodes).cost(nbytes) - 2 * inside

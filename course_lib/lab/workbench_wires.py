@@ -186,3 +186,53 @@ def _call(function, *arguments, shown):
         return call(function, *arguments, shown=shown)
     except Broke as broke:
         raise Fault(f"rank {dist.get_rank()}: {broke}") from broke
+
+
+@dataclass(frozen=True)
+class Trained(Measured):
+    """A DDP update. `from_stock` is the largest difference of a gradient element from stock DDP's, as a fraction of the
+    largest."""
+
+    from_stock: float
+
+
+def train_runs(model: Callable, bucket_mb: float, *, ranks: int = 4, fabric: str | Fabric = "auto", repeats: int = 5,
+               timeout_s: float = 120.0) -> dict[str, Trained]:
+    """Stock DDP, with the all-reduce of the backend and with those of `course_lib.collectives` as a comm hook:
+    `"DDP"`, `"DDP, flat ring"`, `"DDP, two levels"`, in alternation on the same ranks."""
+    from course_lib.launch import run
+
+    rows = run(_train_on_rank, model, bucket_mb, repeats, ranks=ranks, fabric=fabric, timeout_s=timeout_s)
+    off, seconds, _ = rows[0]
+    return {name: Trained(name, tuple(seconds[name]), Timeline.merge(row[2][name] for row in rows), off[name])
+            for name in seconds}  # fmt: skip
+
+
+def _train_on_rank(model, bucket_mb, repeats):
+    from functools import partial
+
+    import torch.distributed as dist
+
+    from course_lib.collectives import all_reduce_hierarchical, all_reduce_ring, hook, node_groups
+    from course_lib.lab import workbench_gradients as gradients
+    from course_lib.launch import context
+    from course_lib.train import emulated, wrap
+    from course_lib.tune.alternate import Step, alternate
+
+    inner, inter = node_groups()
+    ways = {"DDP": None, "DDP, flat ring": all_reduce_ring,
+            "DDP, two levels": partial(all_reduce_hierarchical, inner=inner, inter=inter)}
+    steps, found = {}, {}
+    for name, way in ways.items():
+        hooked = {} if way is None else {"comm_hook": hook, "hook_state": way}
+        ddp = wrap("ddp", model(), bucket_mb=bucket_mb, first_bucket_mb=None, **hooked)
+
+        def update(ddp=ddp):
+            gradients.loss_of(ddp, dist.get_rank(), 0, 1).backward()
+
+        steps[name] = Step(update, ddp.zero_grad)
+        with gradients.instant(ddp.module):
+            update()
+        found[name] = gradients.flat_gradient(ddp.module)
+    off = {name: gradients.difference(one, found["DDP"]) for name, one in found.items()}
+    return off, *alternate(steps, repeats, 1, f"{emulated.PROVENANCE}, {context().spec.provenance}")

@@ -51,8 +51,8 @@ MISTAKES = {
     "and each has a part of its rate.",
     "whole_between": "You send the whole bucket between the nodes. After the reduce-scatter inside, each rank has a "
     "g-th of it to send.",
-    "average_ring": "Your flat ring is faster than its slowest hop. All ranks move in step: a hop ends when its slowest "
-    "message has arrived.",
+    "average_ring": "Your flat ring is faster than its slowest wire. All ranks move in step: a hop ends when its "
+    "slowest message has arrived.",
     "always_flat": "You always take the flat ring. On a slow or late uplink it pays that uplink in each of its 2(n−1) "
     "hops.",
     "always_hierarchical": "You always take two levels. They always have the lower latency. But where the uplink is as "
@@ -96,8 +96,8 @@ class Case(NamedTuple):
         said = f"{self.name!r}, {self.S / MB:.3g} MB" if isinstance(self.S, float) else f"{self.name!r}"
         late = f", arrives at {self.arrival(self.name, self.S) * 1e3:.0f} ms" if self._computable() else ""
         return (f"choose({self.G / MB:.0f} MB, {self.Tb:g} s, {self.nodes} nodes of {self.per_node}, "
-                f"inner={_shown(self.inner)}, uplink={_shown(self.uplink)}) gave {said}{late}; {name!r}, {S / MB:.3g} MB "
-                f"arrives at {self.arrival(name, S) * 1e3:.0f} ms")
+                f"inner={_shown(self.inner)}, uplink={_shown(self.uplink)}) gave {said}{late}; {name!r}, "
+                f"{S / MB:.3g} MB arrives at {self.arrival(name, S) * 1e3:.0f} ms")
 
     def _computable(self) -> bool:
         return self.name in NAMES and 0 < self.S <= self.G * (1 + 1e-9)

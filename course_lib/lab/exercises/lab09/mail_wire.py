@@ -108,5 +108,5 @@ class MailWire:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{what} takes a tensor and a rank, not a {type(tensor).__name__}")
         if other not in range(self.ranks) or other == self.rank:
-            raise ValueError(f"rank {self.rank} called {what} with rank {other!r}; the others of {self.ranks} ranks are "
+            raise ValueError(f"rank {self.rank} called {what} with rank {other!r}; the other ranks are "
                              f"{[r for r in range(self.ranks) if r != self.rank]}")

@@ -33,8 +33,8 @@ HINTS = (
     "First half: in hop k = 0 … n−2 rank r sends segment (r − k) % n and adds what it receives to segment "
     "(r − k − 1) % n. After it, segment (r + 1) % n is complete on rank r. Second half: in hop k it sends segment "
     "(r + 1 − k) % n and receives segment (r − k) % n in place. In each hop: post the receive, then send, then wait.",
-    "parts = list(flat.tensor_split(n)). for k in range(n - 1): buffer = torch.empty_like(parts[(r - k - 1) % n]); coming = "
-    "wire.recv(buffer, (r - 1) % n); going = wire.send(parts[(r - k) % n], (r + 1) % n); coming.wait(); going.wait(); "
+    "parts = list(flat.tensor_split(n)). for k in range(n - 1): buffer = torch.empty_like(parts[(r - k - 1) % n]); "
+    "coming = wire.recv(buffer, (r - 1) % n); going = wire.send(parts[(r - k) % n], (r + 1) % n); coming.wait(); going.wait(); "
     "parts[(r - k - 1) % n] += buffer. Then the same with parts[(r + 1 - k) % n] sent and parts[(r - k) % n] as the "
     "buffer, without adding.",
 )
