@@ -116,9 +116,7 @@ class Schedule:
         if self.micro_batches < 1 or not self.rank_of:
             raise ScheduleError(f"{self.micro_batches} micro-batches through {len(self.rank_of)} stages; a schedule "
                                 "needs at least one of each")
-        if sorted(set(self.rank_of)) != list(range(len(self.ranks))):
-            raise ScheduleError(f"the stages lie on ranks {list(self.rank_of)}, but there are {len(self.ranks)} lists "
-                                "of actions; give one list for each rank and each rank at least one stage")
+        _require_a_list_a_rank(self.rank_of, len(self.ranks))
         if self.buckets and (len(self.buckets) != len(self.rank_of) or min(self.buckets) < 1):
             raise ScheduleError(f"buckets {self.buckets} for {len(self.rank_of)} stages; give at least one a stage")
         for rank, actions in enumerate(self.ranks):
@@ -194,8 +192,15 @@ class Schedule:
             rank_of, micro_batches = [int(r) for r in found[1].split()], int(found[2])
             buckets = [int(b) for b in (found[3] or "").split()]
         holds = list(range(len(lines))) if rank_of is None else rank_of
+        _require_a_list_a_rank(holds, len(lines))
         ranks = []
         for rank, line in enumerate(lines):
             only = holds.index(rank) if holds.count(rank) == 1 else None
             ranks.append([Action.parse(word, only) for word in re.sub(r"^rank \d+:", "", line).split()])
         return cls.of(ranks, rank_of, micro_batches, buckets)
+
+
+def _require_a_list_a_rank(rank_of: Sequence[int], lists: int) -> None:
+    if sorted(set(rank_of)) != list(range(lists)):
+        raise ScheduleError(f"the stages lie on ranks {list(rank_of)}, but there are {lists} lists of actions; give "
+                            "one list for each rank and each rank at least one stage")
