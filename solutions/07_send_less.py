@@ -350,8 +350,9 @@ lines({name: lap.points() for name, lap in laps["fast"].items()}, x="seconds of 
 
 # %% [markdown] id="race-why"
 # On the slow wire every scheme that sends little makes several updates while float32 makes one. On the fast wire they
-# make no more of them, or fewer: the bytes were hidden already, and the host pays for compressing. Where a curve is lower there all the same, it is not
-# the wire: the scheme has learnt more by the same update. The first dozens of updates say little about the last.
+# make no more of them, or fewer: the bytes were hidden already, and the host pays for compressing. Where a curve is
+# lower there all the same, it is not the wire: the scheme has learnt more by the same update. The first dozens of
+# updates say little about the last.
 #
 # All curves here use SGD without momentum. A scheme that sends a part of the gradient late changes what an optimizer
 # with momentum or Adam sees. Each has its own remedy: top-k accumulates the momentum *before* it chooses (Deep Gradient
