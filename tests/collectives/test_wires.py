@@ -99,8 +99,8 @@ def flat_and_hierarchical(shared):
     return nodes, {name: min(values) for name, values in seconds.items()}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("shaped", marks=needs_shaped),
-                                  pytest.param("paced", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param("shaped", marks=needs_shaped), "paced"])
 def test_hierarchical_beats_the_flat_ring_by_the_factor_of_the_model(kind) -> None:
     fabric = Fabric(gbit=1.0, latency_us=200, nodes=2, inter_gbit=0.1, inter_latency_us=1000, kind=kind)
     nodes, seconds = run(flat_and_hierarchical, kind == "shaped", ranks=4, fabric=fabric)[0]

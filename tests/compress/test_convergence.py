@@ -26,7 +26,7 @@ def judge(scheme: str, seed: int, **size) -> None:
         assert accuracy(scheme, error_feedback=False, seed=seed, **size) < uncompressed - WORSE[scheme]
 
 
-@pytest.mark.parametrize("scheme", ["topk", "onebit"])
+@pytest.mark.parametrize("scheme", ["topk", pytest.param("onebit", marks=pytest.mark.slow)])
 def test_within_two_points_of_dense_with_error_feedback_and_far_below_without(scheme) -> None:
     torch.set_num_threads(1)
     judge(scheme, seed=0, workers=4, steps=300)

@@ -35,7 +35,8 @@ def check_against_one_process(cases: list[tuple], ranks: int) -> None:
         assert sorted(s for _, of_stages in own[:p] for s in of_stages) == list(range(stages))
 
 
-@pytest.mark.parametrize(("ranks", "m"), [(1, 2), (2, 3), (3, 5), (4, 6)])
+@pytest.mark.parametrize(("ranks", "m"), [(2, 3), (3, 5), *(pytest.param(*size, marks=pytest.mark.slow)
+                                                             for size in ((1, 2), (4, 6)))])
 def test_gradients_are_those_of_one_process(ranks: int, m: int) -> None:
     kinds = list(KINDS)
     check_against_one_process([(name, kinds[(k + ranks) % 2], m, 1, 1, 1) for k, name in enumerate(MAKERS)], ranks)

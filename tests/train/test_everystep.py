@@ -40,7 +40,7 @@ def everything(micro_steps: int) -> dict:
     return {(case, op): train(case, micro_steps, op) for case in CASES for op in ("mean", "sum")}
 
 
-RUNS = [(1, 3), (2, 1), (2, 4), (3, 3), (4, 3)]
+RUNS = [(2, 4), (3, 3), *(pytest.param(run_, marks=pytest.mark.slow) for run_ in ((1, 3), (2, 1), (4, 3)))]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda r: f"{r[0]} ranks, N={r[1]}")
