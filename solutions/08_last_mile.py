@@ -258,8 +258,8 @@ lab.check("8.2", Delayed)
 # > v ← µ·v + Δ,   θ ← θ_old − outer_lr·(Δ + µ·v)
 #
 # Write `step()`, which is called in place of `optimizer.step()`. `self.mean(tensor)` returns the mean over ranks as a
-# new tensor; it is a collective. After each H-th step every parameter, and `old`, become the new θ. The optimizer's own
-# state stays each rank's.
+# new tensor; it is a collective. After each H-th step every parameter, and `old`, become the new θ (change a parameter
+# under `torch.no_grad()`). The optimizer's own state stays each rank's.
 
 # %% id="rounds" exercise="8.3"
 import torch
@@ -277,18 +277,18 @@ class Rounds:
         self.velocity = [torch.zeros_like(p) for p in self.old]
         self.steps = 0
 
-    @torch.no_grad()
     def step(self):
         ### BEGIN SOLUTION
         self.optimizer.step()
         self.steps += 1
         if self.steps % self.H:
             return
-        for p, old, v in zip(self.params, self.old, self.velocity):
-            delta = old - self.mean(p)
-            v.mul_(self.outer_momentum).add_(delta)
-            old.sub_(self.outer_lr * (delta + self.outer_momentum * v))
-            p.copy_(old)
+        with torch.no_grad():
+            for p, old, v in zip(self.params, self.old, self.velocity):
+                delta = old - self.mean(p)
+                v.mul_(self.outer_momentum).add_(delta)
+                old.sub_(self.outer_lr * (delta + self.outer_momentum * v))
+                p.copy_(old)
         ### END SOLUTION
 
 # %% id="rounds-check"
@@ -368,7 +368,7 @@ lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points 
       provenance=provenance)
 
 # %% [markdown] id="race-why"
-# Read the two pictures together.
+# Read the two pictures together. (Inside a round each rank is judged by the parameters that it has then.)
 #
 # - **Update for update, staleness costs.** Nothing is learnt faster for being late.
 # - **Second for second, it depends on the wire.** A delay saves at most one Tc an update, which is little when C is

@@ -65,6 +65,9 @@ MISTAKES = {
 }
 
 
+LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 0.1
+
+
 class Problem(NamedTuple):
     """Window t: this rank's gradient is a[t]·θ + c[t], the other ranks' add up to others[t]."""
 
@@ -87,7 +90,7 @@ class Played(NamedTuple):
 
     def same(self, other: Sequence[Tensor], count: int | None = None) -> bool:
         import torch
-        return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(self.seen[:count], other[:count]))
+        return torch.allclose(torch.stack(self.seen[:count]), torch.stack(list(other[:count])), rtol=1e-5, atol=1e-6)
 
     def early(self) -> list[int]:
         due = [t + self.problem.delay for t in range(len(self.problem.a))]
@@ -133,28 +136,25 @@ def delay_the_update(answer: type, draw: random.Random) -> Verdict:
 def wanted(problem: Problem, delay: int | None = None, **how: Any) -> list[Tensor]:
     """Parameters after each window and after the flush. `how` makes a known mistake: this rank's `own` gradients in
     place of the mean, or steps from the `old_parameters` that a gradient was computed with."""
-    import torch
-
-    param = torch.nn.Parameter(problem.start.clone())
-    optimizer, queue, seen = _optimizer(param), [], []
+    theta, moment, queue, seen = problem.start, None, [], []
     delay = problem.delay if delay is None else delay
 
-    def apply() -> None:
+    def stepped() -> tuple[Tensor, Tensor]:
         gradient, old = queue.pop(0)
-        if how.get("old_parameters"):
-            param.data.copy_(old)
-        param.grad = gradient
-        optimizer.step()
+        at = old if how.get("old_parameters") else theta
+        gradient = gradient + WEIGHT_DECAY * at
+        velocity = gradient if moment is None else MOMENTUM * moment + gradient
+        return at - LR * velocity, velocity
 
     for a, c, others in zip(problem.a, problem.c, problem.others):
-        mine = (a * param + c).detach()
-        queue.append((mine if how.get("own") else (mine + others) / problem.ranks, param.detach().clone()))
+        mine = a * theta + c
+        queue.append((mine if how.get("own") else (mine + others) / problem.ranks, theta))
         if len(queue) > delay:
-            apply()
-        seen.append(param.detach().clone())
+            theta, moment = stepped()
+        seen.append(theta)
     while queue:
-        apply()
-    return [*seen, param.detach().clone()]
+        theta, moment = stepped()
+    return [*seen, theta]
 
 
 def _mistake(late: list[Played]) -> str:
@@ -193,7 +193,7 @@ def _problem(draw: random.Random, delay: int, windows: int = 7, size: int = 4) -
 
 def _optimizer(param: Tensor) -> Any:
     import torch
-    return torch.optim.SGD([param], lr=0.1, momentum=0.9, weight_decay=0.1)
+    return torch.optim.SGD([param], lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
 
 class Wire:

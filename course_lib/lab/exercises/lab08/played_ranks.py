@@ -18,28 +18,32 @@ class Missing(Exception):
 
 
 class Meeting:
-    """`mean(rank, tensor)` on `ranks` threads: a new tensor, the same on all."""
+    """`mean(rank, step, tensor)` on `ranks` threads: a new tensor, the same on all. Ranks that come in different steps
+    have missed each other."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks, self._changed = ranks, threading.Condition()
-        self._brought: dict[int, dict[int, Tensor]] = defaultdict(dict)  # by the number of the mean, and the rank
+        self._brought: dict[int, dict[int, tuple[int, Tensor]]] = defaultdict(dict)  # by number of mean, and rank
         self._calls = [0] * ranks
         self._left: set[int] = set()
 
-    def mean(self, rank: int, tensor: Tensor) -> Tensor:
+    def mean(self, rank: int, step: int, tensor: Tensor) -> Tensor:
         import torch
 
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"mean takes a tensor, not a {type(tensor).__name__}")
         with self._changed:
             brought = self._brought[self._calls[rank]]
-            brought[rank] = tensor.detach().clone()
+            brought[rank] = step, tensor.detach().clone()
             self._calls[rank] += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: len(brought) == self._ranks or self._left - set(brought), LIMIT_S)
             if len(brought) < self._ranks:
                 raise Missing("the other ranks did not come to this mean")
-            return torch.stack([brought[r] for r in range(self._ranks)]).mean(0)
+            steps = [brought[r][0] for r in range(self._ranks)]
+            if len(set(steps)) > 1:
+                raise Missing(f"rank 0, 1, … came to this mean in their steps {', '.join(str(s + 1) for s in steps)}")
+            return torch.stack([brought[r][1] for r in range(self._ranks)]).mean(0)
 
     def leave(self, rank: int) -> None:
         """Whoever waits for this rank is told."""

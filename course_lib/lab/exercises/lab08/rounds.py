@@ -68,6 +68,10 @@ MISTAKES = {
 }
 
 
+LR, MOMENTUM = 0.1, 0.9
+"""Of the local steps."""
+
+
 class Problem(NamedTuple):
     """The gradient of rank r in step t is a[r]·θ + c[t][r]."""
 
@@ -91,8 +95,8 @@ class Played(NamedTuple):
 
     def same(self, other: list[list[Tensor]], count: int | None = None) -> bool:
         import torch
-        return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for mine, theirs in zip(self.seen, other)
-                   for x, y in zip(mine[:count], theirs[:count]))
+        return all(torch.allclose(torch.stack(mine[:count]), torch.stack(theirs[:count]), rtol=1e-4, atol=1e-5)
+                   for mine, theirs in zip(self.seen, other))
 
     def right(self, count: int | None = None) -> bool:
         return self.same(wanted(self.problem), count)
@@ -137,20 +141,19 @@ def average_in_rounds(answer: type, draw: random.Random) -> Verdict:
 
 
 def wanted(problem: Problem, how: str = "") -> list[list[Tensor]]:
-    """Parameters of each rank after each step, all ranks in turn; `how` makes a known mistake."""
+    """Parameters of each rank after each step, all ranks at once; `how` makes a known mistake."""
     import torch
 
-    params = [torch.nn.Parameter(problem.start.clone()) for _ in range(problem.ranks)]
-    optimizers = [_optimizer(p) for p in params]
-    old, velocity, seen = problem.start.clone(), torch.zeros_like(problem.start), [[] for _ in params]
+    theta = problem.start.repeat(problem.ranks, 1)
+    a, moment, seen = torch.stack(problem.a), torch.zeros_like(theta), []
+    old, velocity = problem.start.clone(), torch.zeros_like(problem.start)
     (lr, momentum), H = problem.outer, 1 if how == "every_step" else problem.H
     for t in range(problem.steps):
-        for rank, (param, optimizer) in enumerate(zip(params, optimizers)):
-            param.grad = (problem.a[rank] * param + problem.c[t][rank]).detach()
-            if how != "no_local_step":
-                optimizer.step()
+        if how != "no_local_step":
+            moment = MOMENTUM * moment + a * theta + torch.stack(problem.c[t])
+            theta = theta - LR * moment
         if (t + 1 + (how == "one_early")) % H == 0:
-            mean = torch.stack([p.detach() for p in params]).mean(0)
+            mean = theta.mean(0)
             delta = mean - old if how == "wrong_sign" else old - mean
             velocity = momentum * velocity + delta
             new = old - lr * (velocity if how == "no_nesterov" else delta + momentum * velocity)
@@ -159,27 +162,13 @@ def wanted(problem: Problem, how: str = "") -> list[list[Tensor]]:
             if how != "start_kept":
                 old = new
             if how != "ranks_left":
-                for param in params:
-                    param.data.copy_(new)
-            _touch_state(optimizers, how)
-        for mine, param in zip(seen, params):
-            mine.append(param.detach().clone())
-    return seen
-
-
-def _touch_state(optimizers: list, how: str) -> None:
-    import torch
-
-    moments = [state["momentum_buffer"] for each in optimizers for state in each.state.values()
-               if state.get("momentum_buffer") is not None]
-    if not moments:
-        return
-    mean = torch.stack(moments).mean(0)
-    for moment in moments:
-        if how == "averages_state":
-            moment.copy_(mean)
-        elif how == "resets_state":
-            moment.zero_()
+                theta = new.repeat(problem.ranks, 1)
+            if how == "averages_state":
+                moment = moment.mean(0).repeat(problem.ranks, 1)
+            elif how == "resets_state":
+                moment = torch.zeros_like(moment)
+        seen.append(theta)
+    return [[each[rank] for each in seen] for rank in range(problem.ranks)]
 
 
 def _mistake(played: list[Played]) -> str:
@@ -200,7 +189,7 @@ def _problem(draw: random.Random, outer: tuple[float, float], size: int = 3) -> 
 
 def _optimizer(param: Tensor) -> Any:
     import torch
-    return torch.optim.SGD([param], lr=0.1, momentum=0.9)
+    return torch.optim.SGD([param], lr=LR, momentum=MOMENTUM)
 
 
 def _played(answer: type, problem: Problem) -> Played:
@@ -209,7 +198,11 @@ def _played(answer: type, problem: Problem) -> Played:
     def on(rank: int, meeting: Any) -> list[Tensor]:
         param, seen = torch.nn.Parameter(problem.start.clone()), []
         optimizer = _optimizer(param)
-        arguments = [param], optimizer, lambda tensor: meeting.mean(rank, tensor), problem.H, *problem.outer
+
+        def mean(tensor: Tensor) -> Tensor:
+            return meeting.mean(rank, len(seen), tensor)
+
+        arguments = [param], optimizer, mean, problem.H, *problem.outer
         mine = call(answer, *arguments, shown="Rounds(params, optimizer, mean, H, outer_lr, outer_momentum)")
         for t in range(problem.steps):
             param.grad = (problem.a[rank] * param + problem.c[t][rank]).detach()

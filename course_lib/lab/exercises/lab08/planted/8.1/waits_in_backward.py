@@ -1,0 +1,15 @@
+class StepPerBucket:
+    def __init__(self, wire, optimizers, scheduler):
+        self.wire = wire
+        self.optimizers = optimizers
+        self.scheduler = scheduler
+        self.handles = []
+
+    def bucket_full(self, b, last):
+        if last:
+            handle = self.wire.launch(b)
+            handle.wait()
+            self.optimizers[b].step()
+
+    def finish(self):
+        self.scheduler.step()
