@@ -45,6 +45,28 @@ REMARKS: dict[str, Remark] = {
     "NCCL_LAUNCH_MODE": Remark(
         "harms_overlap", "one thread launches for all GPUs of the process, which serialises launches; deprecated since "
         "2.9 and PARALLEL is the default", f"{GUIDE}; NVIDIA/nccl issues 297, 613", "unset it", when=("group",)),
+    "NCCL_ALGO": Remark(
+        "tuning", "NCCL chooses among these algorithms alone, whatever the size of a message: trees suit small ones, "
+        "rings large ones", f"{GUIDE} (NCCL_ALGO, NCCL_TREE_THRESHOLD)",
+        "leave the choice to NCCL, or exclude one algorithm with ^", except_for=()),
+    "NCCL_BUFFSIZE": Remark(
+        "tuning", "the buffer between two GPUs, 4 MiB by default; it is no bucket size", GUIDE,
+        "leave it, unless memory is short", except_for=()),
+    "NCCL_NTHREADS": Remark(
+        "tuning", "threads in the CUDA block of each channel: fewer leave more of the GPU to compute", GUIDE,
+        "leave the choice to NCCL", except_for=()),
+    "NCCL_NET_GDR_LEVEL": Remark(
+        "debug_only", "GPUDirect RDMA is never used: what a network card sends takes the host's memory", GUIDE,
+        when=("loc", "0")),
+    "NCCL_SOCKET_IFNAME": Remark(
+        "fine", "interfaces for IP sockets, by prefix (= exact, ^ all but these); InfiniBand and RoCE cards are chosen "
+        "by NCCL_IB_HCA", GUIDE, "", except_for=()),
+    "NCCL_IB_HCA": Remark(
+        "fine", "InfiniBand and RoCE cards, by prefix: mlx5_1 means mlx5_10 as well, =mlx5_1 does not", GUIDE, "",
+        except_for=()),
+    "NCCL_CROSS_NIC": Remark(
+        "fine", "whether a ring may leave a node by another card than it came in: 0 for networks of rails, 1 where all "
+        "cards share a switch, 2 (default) where it is faster; no effect with one card", GUIDE, "", except_for=()),
     "NCCL_PROTO": Remark(
         "tuning", "a fixed protocol loses at other message sizes; LL128 on hardware that lacks it corrupts data", GUIDE,
         "leave the choice to NCCL, or exclude one protocol with ^", except_for=()),
