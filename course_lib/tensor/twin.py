@@ -39,7 +39,10 @@ def dtensor_gpt(model: GPT, mesh: DeviceMesh, sequence_parallel: bool = False) -
         norm = SequenceParallel(use_local_output=True)
         plan |= {"norm": norm, "blocks.*.norm1": norm, "blocks.*.norm2": norm,
                  "position": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))}
+    frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
     parallelize_module(model, mesh, plan)
+    for name in frozen:  # SequenceParallel makes new parameters and forgets that the old ones were frozen
+        model.get_parameter(name).requires_grad_(False)
     if model.config.tied:
         model.head.weight = model.embed.weight
     return model

@@ -1,0 +1,133 @@
+"""The whole model over 1, 2 and 4 ranks against the plain one in one process, and against DTensor on the same ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from course_lib.launch import RankFailed, run
+from course_lib.tensor import (
+    finish_replicated_gradients,
+    full_state,
+    global_norm,
+    parallel_gpt,
+    parallel_next_byte_loss,
+)
+from course_lib.tensor.twin import dtensor_gpt, dtensor_gradients
+from course_lib.train.ddp import wrap
+from course_lib.train.gpt import next_byte_loss
+from tests.tensor.given import apart, batch, gpt, plain
+
+HOW = {"tensor": {}, "sequence": {"sequence_parallel": True}, "chunked": {"sequence_parallel": True, "chunks": 3}}
+MODELS = {"tied": {}, "untied": {"tied": False}, "recomputed": {"checkpoint": True}}
+
+
+def losses_and_gradients() -> dict:
+    """What differs from the plain model: nothing, hopefully."""
+    torch.set_num_threads(1)
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    wrong = {}
+    for kind, config in MODELS.items():
+        model = gpt(**config)
+        model.blocks[0].up.weight.requires_grad_(False)
+        model.blocks[1].norm1.bias.requires_grad_(False)
+        loss, want = plain(model)
+        model.zero_grad()
+        norm = torch.cat([g.flatten() for n, g in want.items() if g is not None and not (
+            n == "head.weight" and model.config.tied)]).norm()
+        for name, how in HOW.items():
+            ours = parallel_gpt(model, **how)
+            summed, count = parallel_next_byte_loss(ours, batch())
+            summed.backward()
+            finish_replicated_gradients(ours)
+            wrong[kind, name] = apart(full_state(ours, gradients=True), want)
+            if abs(summed.item() - loss) > 1e-10 or count != int((batch()[1] != -100).sum()):
+                wrong[kind, name]["loss"] = summed.item() - loss
+            if abs(global_norm(ours).item() - norm.item()) > 1e-10:
+                wrong[kind, name]["norm"] = global_norm(ours).item() - norm.item()
+            if apart(full_state(ours), model.state_dict(keep_vars=False)):
+                wrong[kind, name]["parameters"] = 1.0
+        for name in ("tensor", "sequence") if kind != "recomputed" else ():
+            theirs = dtensor_gpt(model, mesh, name == "sequence")
+            summed, _ = next_byte_loss(theirs, batch())
+            summed.backward()
+            wrong[kind, f"dtensor {name}"] = apart(dtensor_gradients(theirs, mesh), want)
+            if abs(summed.item() - loss) > 1e-10:
+                wrong[kind, f"dtensor {name}"]["loss"] = summed.item() - loss
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_loss_and_every_gradient_are_those_of_the_plain_model(ranks: int) -> None:
+    for wrong in run(losses_and_gradients, ranks=ranks, fabric="loopback"):
+        assert len(wrong) == 13
+        assert not any(wrong.values()), wrong
+
+
+def traffic_of_a_step() -> dict:
+    """Calls and bytes of one forward and backward."""
+    torch.set_num_threads(1)
+    out, traffic = {}, dist.group.WORLD.traffic
+    for name, how in HOW.items():
+        model = parallel_gpt(gpt(), **how)
+        traffic.reset()
+        parallel_next_byte_loss(model, batch())[0].backward()
+        out[name] = dict(traffic.calls), traffic.total_bytes
+        traffic.reset()
+        finish_replicated_gradients(model)
+        out[name] += (dict(traffic.calls),)
+    return out
+
+
+def test_the_collectives_of_a_step_and_their_bytes() -> None:
+    found = run(traffic_of_a_step, ranks=2, fabric="loopback")[0]
+    layers, chunks = 2, 3
+    loss = 2
+    # A layer has two pairs, each with a collective forward and one backward; so have the embedding (forward alone) and
+    # the head (backward alone).
+    assert found["tensor"][0] == {"all_reduce": 4 * layers + 2 + loss} and found["tensor"][2] == {}
+    calls, whole, finish = found["sequence"]
+    assert calls == {"all_gather": 4 * layers + 2, "reduce_scatter": 4 * layers + 2, "all_reduce": loss}
+    assert finish == {"all_reduce": 1}
+    assert whole == pytest.approx(found["tensor"][1]), "an all-reduce is a reduce-scatter and an all-gather"
+    calls, in_chunks, _ = found["chunked"]
+    assert calls["all_gather"] == (4 * layers + 1) * chunks + 1 and calls["reduce_scatter"] == (4 * layers + 1) * chunks + 1
+    assert in_chunks == pytest.approx(whole)
+
+
+def two_by_two() -> dict:
+    """Two data-parallel replicas of two tensor-parallel ranks, two micro-steps."""
+    torch.set_num_threads(1)
+    rank = dist.get_rank()
+    tensor, data = ([dist.new_group(ranks) for ranks in grid] for grid in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
+    model = parallel_gpt(gpt(), tensor[rank // 2], sequence_parallel=True, chunks=2)
+    model = wrap("bucketed", model, process_group=data[rank % 2], bucket_mb=0.004)
+    with model.no_sync():
+        parallel_next_byte_loss(model, batch(rank // 2))[0].backward()
+    parallel_next_byte_loss(model, batch(2 + rank // 2))[0].backward()
+    model.finish_gradient_synchronization()
+    finish_replicated_gradients(model)
+    return full_state(model.module, gradients=True)
+
+
+def test_with_data_parallel_and_accumulation() -> None:
+    model, want = gpt(), {}
+    for seed in range(4):
+        for name, grad in plain(model, seed)[1].items():
+            want[name] = want.get(name, 0) + grad / 2
+    for got in run(two_by_two, ranks=4, fabric="loopback"):
+        assert not apart(got, want)
+
+
+@pytest.mark.parametrize(("config", "said"), [({"heads": 2, "width": 18}, "number of heads = 2"),
+                                               ({"heads": 4}, "length of the sequence|dimension 1")])
+@pytest.mark.parametrize("ranks", [4])
+def test_what_does_not_divide_is_refused(config: dict, said: str, ranks: int) -> None:
+    def body() -> None:
+        model = parallel_gpt(gpt(**config), sequence_parallel=True)
+        model(batch(time=7)[0])
+
+    with pytest.raises(RankFailed, match=said):
+        run(body, ranks=ranks, fabric="loopback")
