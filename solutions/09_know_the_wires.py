@@ -35,7 +35,14 @@ from course_lib.lab.workbench_wires import reduce_runs, train_runs
 from course_lib.launch import Fabric, run
 from course_lib.launch.measure import measure
 from course_lib.simulate.buckets import MB, predict, uniform_plan
-from course_lib.simulate.collectives import Nodes, best_equal_bucket, bytes_for_share, ring
+from course_lib.simulate.collectives import (
+    Nodes,
+    best_equal_bucket,
+    bytes_for_share,
+    flat_ring,
+    hierarchical,
+    ring,
+)
 from course_lib.simulate.link import LinkCost
 from course_lib.simulate.reconstruct import even_profile, reconstruct, speedup_of
 from course_lib.train.emulated import equal
@@ -77,7 +84,25 @@ lab.predict("9.gain", "Two levels instead of one flat ring: by what factor is th
 lab.predict("9.latency", "The same wire with sixteen times the latency. Its best bucket is",
             choices=["smaller", "the same", "larger"])
 
+# %% [markdown] id="baseline-text"
+# ## The baseline
+#
+# First the wires are measured: α and β of a message inside a node, and between. Then four ranks all-reduce 1 MB with
+# the backend's own `all_reduce` (gloo's here), and by *recursive doubling*, which has only log₂ n hops, as many as a
+# tree is deep, but sends the whole tensor in each. What would a ring cost if all wires were like those inside?
+
+# %% id="baseline"
+baseline = reduce_runs(mb=tensor_mb, fabric=two_nodes, repeats=repeats)
+for where, wire in (("inside a node", baseline.nodes.inner), ("between", baseline.nodes.uplink)):
+    print(f"{where:>13}: α = {wire.a_s * 1e3:.2f} ms, {8e-9 / wire.beta_s_per_byte:.2f} Gbit/s")
+for name, one in baseline.reduced.items():
+    print(f"{name:>13}: {one.median_s * 1e3:6.1f} ± {one.spread_s * 1e3:.1f} ms")
+print(f"a ring, by α and β: {flat_ring(baseline.nodes).cost(tensor_mb * MB) * 1e3:.0f} ms; with the wires inside alone "
+      f"{ring(4, baseline.nodes.inner).cost(tensor_mb * MB) * 1e3:.0f} ms")
+
 # %% [markdown] id="ring-text"
+# Most of that time is the uplink's. To see where it goes, build the ring yourself.
+#
 # ## Exercise 9.1 · the ring (12 min)
 #
 # Four ranks in a circle. Each sends to its right neighbour and receives from its left one, *at the same time*. That is
@@ -127,25 +152,21 @@ lab.check("9.1", ring_all_reduce)
 #
 # ## Your ring on two nodes
 #
-# Now it runs on four ranks, beside gloo's own all-reduce and *recursive doubling*, which has only log₂ n hops but sends
-# the whole tensor in each. Before that, the wires are measured: α and β of a message inside a node, and between.
+# Now it runs on the four ranks, in alternation with the two of the baseline.
 
-# %% id="baseline"
-first = reduce_runs(ring_all_reduce, mb=tensor_mb, fabric=two_nodes, repeats=repeats)
-nodes = first.nodes
-for where, wire in (("inside a node", nodes.inner), ("between", nodes.uplink)):
-    print(f"{where:>13}: α = {wire.a_s * 1e3:.2f} ms, {8e-9 / wire.beta_s_per_byte:.2f} Gbit/s")
-for name, one in first.reduced.items():
+# %% id="own"
+own = reduce_runs(ring_all_reduce, mb=tensor_mb, fabric=two_nodes, repeats=repeats)
+for name, one in own.reduced.items():
     print(f"{name:>13}: {one.median_s * 1e3:6.1f} ± {one.spread_s * 1e3:.1f} ms, differs from the sum by at most "
           f"{one.from_reference:.0e} of the largest element")
+lab.compare("9.between", round(own.reduced["your ring"].sent_between / MB, 2))
 
-# %% id="baseline-compare"
-lab.compare("9.between", round(first.reduced["yours"].sent_between / MB, 2))
-hops({"your flat ring": flat_hops(nodes, tensor_mb * MB)},
-     {"your flat ring": measured_hops(first.reduced["yours"].timeline)},
-     provenance=first.reduced["yours"].timeline.provenance)
+# %% id="own-hops"
+timeline = own.reduced["your ring"].timeline
+hops({"your ring": flat_hops(own.nodes, tensor_mb * MB)}, {"your ring": measured_hops(timeline)},
+     provenance=timeline.provenance)
 
-# %% [markdown] id="baseline-why"
+# %% [markdown] id="own-why"
 # **A ring is as fast as its slowest wire.** Only one of four messages in a hop leaves its node; the other three arrive
 # ten times as fast, and wait. The uplink carries 2(n−1)/n·S = 1.5 MB although the two nodes together have only one
 # thing to tell each other: the sum of their own ranks, 1 MB each.
@@ -181,22 +202,23 @@ def two_level_all_reduce(flat, node_of, wire):
 lab.check("9.2", two_level_all_reduce)
 
 # %% id="two-levels-run"
-second = reduce_runs(ring_all_reduce, two_level_all_reduce, mb=tensor_mb, fabric=two_nodes, repeats=repeats)
-nodes, reduced = second.nodes, second.reduced
-for name, one in reduced.items():
-    crossed = f", {one.sent_between / MB:.2f} MB left node 0" if name.startswith("your") else ""
+both = reduce_runs(ring_all_reduce, two_level_all_reduce, mb=tensor_mb, fabric=two_nodes, repeats=repeats)
+nodes, flat, two = both.nodes, both.reduced["your ring"], both.reduced["your two levels"]
+for name, one in both.reduced.items():
+    crossed = f", {one.sent_between / MB:.2f} MB left node 0" if one in (flat, two) else ""
     print(f"{name:>15}: {one.median_s * 1e3:6.1f} ± {one.spread_s * 1e3:.1f} ms{crossed}")
-lab.compare("9.gain", round(reduced["yours"].median_s / reduced["your two levels"].median_s, 2))
+gain = flat_ring(nodes).cost(tensor_mb * MB) / hierarchical(nodes).cost(tensor_mb * MB)
+print(f"by α and β two levels are {gain:.2f} times as fast as the ring")
+lab.compare("9.gain", round(flat.median_s / two.median_s, 2))
 
 # %% id="hops" tags=["picture"]
 hops({"flat ring": flat_hops(nodes, tensor_mb * MB), "two levels": two_level_hops(nodes, tensor_mb * MB)},
-     {"flat ring": measured_hops(reduced["yours"].timeline),
-      "two levels": measured_hops(reduced["your two levels"].timeline)},
-     provenance=reduced["yours"].timeline.provenance)
+     {"flat ring": measured_hops(flat.timeline), "two levels": measured_hops(two.timeline)},
+     provenance=flat.timeline.provenance)
 
 # %% [markdown] id="two-levels-why"
-# Inside, two short hops; between, two hops with half of the tensor each rank; inside again. **The bytes inside are
-# cheap, and they buy fewer bytes between.** Two things are easily overlooked:
+# One short hop inside; between, two hops, in which the two ranks of a node share the work; one inside again. **The
+# bytes inside are cheap, and they buy fewer bytes between.** Two things are easily overlooked:
 #
 # - Both ranks of a node send at once, and share its uplink: each has half of its rate. The gain is not "each rank
 #   sends a g-th", it is 2(n−1)/n against 2(m−1)/m. (Where each GPU has a network card of its own, and on this course's
@@ -223,16 +245,16 @@ sliders(drawn, {"count": "nodes", "per_node": "ranks on each", "uplink_gbit": "u
 # %% [markdown] id="latency-text"
 # ## Which bucket for which wire?
 #
-# Now the wire is two ranks wide, and the all-reduce sits under a backward pass, in buckets. Three wires: a base, one
-# that is *slower* (0.6 of the rate, same latency), and one that is *later* (same rate, sixteen times the latency). The
-# same model trains on each, and each size runs in alternation with the others.
+# Now two ranks, and the all-reduce sits under a backward pass, in buckets. Three wires: a base, one with *less rate*
+# (0.6 of it, same latency), and one with *more latency* (same rate, sixteen times as late). The same model trains on
+# each, and each size runs in alternation with the others.
 
 # %% id="latency-runs"
 caps_mb = (0.5, 1, 2, 4) if quick else (0.25, 0.5, 1, 2, 4, 8)
 model = partial(equal, layers=32, mb=0.25, forward_ms=1.0, backward_ms=2.0)
 gradient = even_profile(8, layers=32, Tb=0.064)
 best = {}
-for name, gbit, latency_us in (("base", 1.0, 1000), ("slower", 0.6, 1000), ("later", 1.0, 16000)):
+for name, gbit, latency_us in (("base", 1.0, 1000), ("less rate", 0.6, 1000), ("more latency", 1.0, 16000)):
     link_wire = Fabric(gbit=gbit, latency_us=latency_us, kind=fabric)
     cost = run(measure, ranks=ranks, fabric=link_wire)[0]
     found = compare(model, {f"{cap:g} MB": ("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})
@@ -240,14 +262,13 @@ for name, gbit, latency_us in (("base", 1.0, 1000), ("slower", 0.6, 1000), ("lat
     points = [(cap, found[f"{cap:g} MB"].median_s * 1e3) for cap in caps_mb]
     line = [(8 / k, predict(gradient, cost, uniform_plan(gradient, 8 / k * MB)).step_s * 1e3) for k in range(1, 17)]
     best[name] = best_equal_bucket(8 * MB, 0.064, cost) / MB, min(points, key=lambda point: point[1])[0], line, points
-    print(f"{name:>6}: a = {cost.a_s * 1e3:4.1f} ms, {8e-9 / cost.beta_s_per_byte:.2f} Gbit/s; best bucket by the "
-          f"formula {best[name][0]:.2f} MB, of the measured sizes {best[name][1]:g} MB; "
-          + ", ".join(f"{cap:g} MB {ms:.0f} ms" for cap, ms in points))
-lab.compare("9.latency", "larger" if best["later"][1] > best["base"][1] else
-            "the same" if best["later"][1] == best["base"][1] else "smaller")
+    print(f"{name:>12}: a = {cost.a_s * 1e3:4.1f} ms; best bucket by the formula {best[name][0]:.2f} MB, of those "
+          f"measured {best[name][1]:g} MB\n" + " " * 14 + ", ".join(f"{cap:g} MB: {ms:.0f} ms" for cap, ms in points))
+late, base = best["more latency"][1], best["base"][1]
+lab.compare("9.latency", "larger" if late > base else "the same" if late == base else "smaller")
 
 # %% id="latency-curve" tags=["picture"]
-show.curve(best["later"][2], best["later"][3], title="Step time over bucket size, on the wire with high latency",
+show.curve(*best["more latency"][2:], title="Step time over bucket size, on the wire with more latency",
            provenance=found["4 MB"].timeline.provenance)
 
 # %% [markdown] id="latency-why"
@@ -349,22 +370,22 @@ for alpha_us in (5, 20, hop.a_s * 1e6):
     print(f"{alpha_us:4.0f} µs a hop: exposed {shares[0]:4.0%} with 25 MB, {shares[1]:4.0%} with 60 MB; "
           f"{steps[0].step_s / steps[1].step_s:.2f} times")
 fewer = LinkCost(28 * hop.a_s, case.link.beta_s_per_byte)
-two = predict(case.profile, fewer, uniform_plan(case.profile, 25 * MB))
-print(f"{hop.a_s * 1e6:4.0f} µs a hop, 28 hops: exposed {two.exposed_s / two.step_s:4.0%} with 25 MB, if a byte costs "
-      f"the same; {case.before.step_s / two.step_s:.2f} times as fast as the ring")
+in_two = predict(case.profile, fewer, uniform_plan(case.profile, 25 * MB))
+print(f"{hop.a_s * 1e6:4.0f} µs a hop, 28 hops: exposed {in_two.exposed_s / in_two.step_s:4.0%} with 25 MB, if a byte "
+      f"costs the same; {case.before.step_s / in_two.step_s:.2f} times as fast as the ring")
 
 # %% [markdown] id="case-measure-text"
 # Now measured. The case is brought to this machine's wire: compute and gradient are scaled until they stand to *this* a
 # and b as they stood to that link's, and buckets keep their part of the gradient.
 
 # %% id="case-measured"
-late = Fabric(gbit=1.0, latency_us=4000, kind=fabric)
-here = case.on(run(partial(measure, sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=5), ranks=ranks, fabric=late)[0])
+case_wire = Fabric(gbit=1.0, latency_us=4000, kind=fabric)
+here = case.on(run(partial(measure, sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=5), ranks=ranks, fabric=case_wire)[0])
 scaled = partial(equal, layers=56, mb=here.total_bytes / 56 / MB, parameters=5, forward_ms=1e3 * here.Tf / 56,
                  backward_ms=1e3 * here.Tb / 56)
 scale = 0.999 * here.bytes[0] / case.profile.bytes[0]  # a little below the bucket, whose bytes were rounded
 rebuilt = compare(scaled, {f"{cap} MB": ("bucketed", {"bucket_mb": cap * scale, "first_bucket_mb": None})
-                           for cap in (25, 60)}, ranks=ranks, fabric=late, repeats=repeats)
+                           for cap in (25, 60)}, ranks=ranks, fabric=case_wire, repeats=repeats)
 for (name, one), share in zip(rebuilt.items(), case.shares):
     print(f"{name}, here {float(name.split()[0]) * scale:.2f} MB: step {one.median_s * 1e3:.0f} ± "
           f"{one.spread_s * 1e3:.0f} ms, exposed {one.exposed_s / one.median_s:.0%}; the report says {share:.0%}")
@@ -458,8 +479,8 @@ lab.review(twins["DDP, two levels"].timeline)
 #
 # α and β of the wire between the nodes, from trains of all-reduces of several sizes. If α dominates (a = 2(n−1)·α
 # times the number of buckets is a large part of the exposed time), make buckets larger, towards 9·n·α/β, or reduce in
-# two levels: compression would save bytes that cost little. If β dominates, compare G·b with the backward pass: above it
-# no bucket size helps, and fewer bytes do, by two levels, more micro-steps for each update, or compression. And look
+# two levels: compression would save bytes that cost little. If β dominates, compare G·b with the backward pass: above
+# it no bucket size helps, and fewer bytes do, by two levels, more micro-steps for each update, or compression. And look
 # whether the wire is what was paid for: a job on IP sockets because `NCCL_IB_DISABLE=1` was left in a script has both
 # numbers wrong.
 #

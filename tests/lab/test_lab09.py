@@ -175,11 +175,11 @@ TWO = Fabric(gbit=1.0, latency_us=200, nodes=2, inter_gbit=0.2, inter_latency_us
 def test_the_learners_collectives_on_two_nodes() -> None:
     found = reduce_runs(leftwards, by_zip, mb=0.25, fabric=TWO, repeats=2)
     reduced = found.reduced
-    assert list(reduced) == ["yours", "your two levels", "gloo", "doubling"]
+    assert list(reduced) == ["your ring", "your two levels", "gloo", "doubling"]
     assert all(one.from_reference < 1e-6 for one in reduced.values())
-    assert reduced["yours"].sent_between == pytest.approx(1.5 * 0.25 * MB, rel=1e-3)
+    assert reduced["your ring"].sent_between == pytest.approx(1.5 * 0.25 * MB, rel=1e-3)
     assert reduced["your two levels"].sent_between == pytest.approx(0.25 * MB, rel=1e-3)
-    ring, two = (measured_hops(reduced[name].timeline) for name in ("yours", "your two levels"))
+    ring, two = (measured_hops(reduced[name].timeline) for name in ("your ring", "your two levels"))
     assert [hop.between for hop in ring] == [False] * 6  # leftwards, rank 0 receives from its own node
     assert [hop.between for hop in two] == [False, True, True, False]
     picture = hops({"two": two_level_hops(found.nodes, 0.25 * MB)}, {"two": two}, dark=True)

@@ -34,8 +34,8 @@ HINTS = (
     "(r − k − 1) % n. After it, segment (r + 1) % n is complete on rank r. Second half: in hop k it sends segment "
     "(r + 1 − k) % n and receives segment (r − k) % n in place. In each hop: post the receive, then send, then wait.",
     "parts = list(flat.tensor_split(n)). for k in range(n - 1): buffer = torch.empty_like(parts[(r - k - 1) % n]); "
-    "coming = wire.recv(buffer, (r - 1) % n); going = wire.send(parts[(r - k) % n], (r + 1) % n); coming.wait(); going.wait(); "
-    "parts[(r - k - 1) % n] += buffer. Then the same with parts[(r + 1 - k) % n] sent and parts[(r - k) % n] as the "
+    "coming = wire.recv(buffer, (r - 1) % n); going = wire.send(parts[(r - k) % n], (r + 1) % n); "
+    "coming.wait(); going.wait(); parts[(r - k - 1) % n] += buffer. Then the same with parts[(r + 1 - k) % n] sent and parts[(r - k) % n] as the "
     "buffer, without adding.",
 )
 
