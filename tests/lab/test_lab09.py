@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def leftwards(flat, wire):
     """The other way around the circle, with bounds of its own, every receive posted before anything is sent."""
     n, r = wire.ranks, wire.rank
     bounds = [i * flat.numel() // n for i in range(n + 1)]
-    parts = [flat[a:b] for a, b in zip(bounds, bounds[1:])]
+    parts = [flat[a:b] for a, b in pairwise(bounds)]
     room = [torch.empty_like(parts[(r + k + 1) % n]) for k in range(n - 1)]
     coming = [wire.recv(buffer, (r + 1) % n) for buffer in room]
     for k in range(n - 1):

@@ -42,8 +42,6 @@ class Handle:
 
     def wait(self, timeout: object = None) -> bool:
         """Block until a send may be overwritten, or until what was received is there."""
-        import torch
-
         post, (source, to) = self._wire.post, self._way
         if self.waited:
             return True
@@ -51,7 +49,7 @@ class Handle:
             if post.received[self._way] <= self._number:
                 raise Blocked(f"rank {source} waits for its send to rank {to}, which does not receive")
             message = post.sent[self._way][self._number]
-            if not torch.allclose(self.tensor, message, rtol=0, atol=0, equal_nan=True):
+            if _bits(self.tensor) != _bits(message):
                 self._wire.changed.append(to)
         else:
             if len(post.sent[self._way]) <= self._number:
@@ -110,3 +108,8 @@ class MailWire:
         if other not in range(self.ranks) or other == self.rank:
             raise ValueError(f"rank {self.rank} called {what} with rank {other!r}; the other ranks are "
                              f"{[r for r in range(self.ranks) if r != self.rank]}")
+
+
+def _bits(tensor: Tensor) -> bytes:
+    """Its memory: NaN compares as what it is, and this takes a fraction of the time of `torch.equal`."""
+    return tensor.detach().numpy().tobytes()
