@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_lib.lab.exercises.lab02.replay import Exchange, Outcome, calls_text, replay
@@ -166,6 +166,7 @@ def _played(answer: type, draw: random.Random, changed: bool) -> Case | Verdict:
         shown = f"load(saved, {new}, …, rank {rank})"
         flats = call(call(answer, shown="Checkpoint()").load, saved, [list(b) for b in new], dict(sizes), rank,
                      shown=shown)  # fmt: skip
+        flats = list(flats) if isinstance(flats, Iterable) else flats
         if odd := _odd(flats, lengths, shown):
             return odd
         after.append({n: part for flat, bucket in zip(flats, new) for n, part in zip(bucket, flat.split(3))})

@@ -6,6 +6,7 @@ mistake is recognised by its numbers, whatever the code looks like.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -94,7 +95,7 @@ def played(make: Callable[[], Any], read: Callable[[Any, Tensor, str], Tensor], 
             means = []
             for compressor in each:
                 shown = f"decode({name!r}, …) in window {window + 1}"
-                mean = call(compressor.decode, name, [_copied(m) for m in messages], *([] if as_list else [numel]),
+                mean = call(compressor.decode, name, copy.deepcopy(messages), *([] if as_list else [numel]),
                             shown=shown)  # fmt: skip
                 if not isinstance(mean, torch.Tensor) or mean.shape != (numel,):
                     raise Odd("decode returns the mean gradient", f"a tensor of {numel} entries",
@@ -124,12 +125,6 @@ def short(x: Tensor) -> str:
 
 def _sum(parts: list) -> Any:
     return sum(parts[1:], parts[0])
-
-
-def _copied(message: Any) -> Any:
-    """As a wire would: nothing that a rank does to what it received is seen by another."""
-    import torch
-    return type(message)(part.clone() if isinstance(part, torch.Tensor) else part for part in message)
 
 
 def _noise(draw: random.Random, numel: int) -> Tensor:
