@@ -54,6 +54,8 @@ MISTAKES = {
     "Averaging is for parameters; leave `optimizer.state` alone.",
     "start_kept": "The first round is right; in the second the outer gradient still begins where the *first* round "
     "did. Let `old` be what the round has ended with.",
+    "same_memory": "The first round is right; after it `old` and the parameter lie in the same memory, so the local "
+    "steps move `old` too, and each rank then measures from its own place. Copy values (`p.copy_(old)`), not tensors.",
     "ranks_left": "`old` is stepped, and the ranks go on from their own parameters. They were averaged nowhere. Copy "
     "the result into every parameter.",
     "every_step": "You average after every step, so H changes nothing and you send H times the bytes. Only each H-th "
@@ -146,14 +148,16 @@ def wanted(problem: Problem, how: str = "") -> list[list[Tensor]]:
 
     theta = problem.start.repeat(problem.ranks, 1)
     a, moment, seen = torch.stack(problem.a), torch.zeros_like(theta), []
-    old, velocity = problem.start.clone(), torch.zeros_like(problem.start)
+    old, velocity = theta, torch.zeros_like(theta)
     (lr, momentum), H = problem.outer, 1 if how == "every_step" else problem.H
     for t in range(problem.steps):
         if how != "no_local_step":
             moment = MOMENTUM * moment + a * theta + torch.stack(problem.c[t])
             theta = theta - LR * moment
         if (t + 1 + (how == "one_early")) % H == 0:
-            mean = theta.mean(0)
+            if how == "same_memory" and t >= H:
+                old = theta
+            mean = theta.mean(0).repeat(problem.ranks, 1)
             delta = mean - old if how == "wrong_sign" else old - mean
             velocity = momentum * velocity + delta
             new = old - lr * (velocity if how == "no_nesterov" else delta + momentum * velocity)
@@ -162,7 +166,7 @@ def wanted(problem: Problem, how: str = "") -> list[list[Tensor]]:
             if how != "start_kept":
                 old = new
             if how != "ranks_left":
-                theta = new.repeat(problem.ranks, 1)
+                theta = new
             if how == "averages_state":
                 moment = moment.mean(0).repeat(problem.ranks, 1)
             elif how == "resets_state":
