@@ -116,7 +116,7 @@ print(f"a ring, by α and β: {flat_ring(baseline.nodes).cost(tensor_mb * MB) * 
 #
 # - `wire.rank` is this rank's number, `wire.ranks` how many there are (perhaps only one).
 # - `wire.send(tensor, to)` and `wire.recv(tensor, source)` return a handle at once; `handle.wait()` blocks. A send ends
-#   when its receiver has begun to receive, as on most real wires.
+#   when its receiver has begun to receive, as it does on real wires for all but small messages.
 # - `flat.tensor_split(n)` cuts into n segments, as views. Some may be longer by one element, some empty.
 # - Each rank sends 2(n−1)/n of the tensor, no more. Nothing is returned.
 #
@@ -167,9 +167,9 @@ hops({"your ring": flat_hops(own.nodes, tensor_mb * MB)}, {"your ring": measured
      provenance=timeline.provenance)
 
 # %% [markdown] id="own-why"
-# **A ring is as fast as its slowest wire.** Only one of four messages in a hop leaves its node; the other three arrive
-# ten times as fast, and wait. The uplink carries 2(n−1)/n·S = 1.5 MB although the two nodes together have only one
-# thing to tell each other: the sum of their own ranks, 1 MB each.
+# **A ring is as fast as its slowest wire.** In a hop the two ranks of a node send one message each. One leaves the node;
+# the other arrives ten times as fast, and then everybody waits. The uplink carries 2(n−1)/n·S = 1.5 MB each way,
+# although each node has only one thing to tell the other: the sum of its own ranks, 1 MB.
 #
 # ## Exercise 9.2 · two levels (8 min)
 #
@@ -229,6 +229,7 @@ hops({"flat ring": flat_hops(nodes, tensor_mb * MB), "two levels": two_level_hop
 #
 # - An uplink as good as the wires inside: what are two levels worth?
 # - 8 nodes of 8, 0.1 MB, then 100 MB: what decides in each?
+# - One rank on each node: what is left of the two levels?
 
 # %% id="slider"
 def drawn(count, per_node, uplink_gbit, uplink_us, mb):
@@ -427,7 +428,7 @@ for finding in judge(script, interfaces=("eth0", "ib0"), files=()):
 #
 # ## What you would use in production
 #
-# NCCL knows rings, trees and more, measures nothing of yours, and chooses by size and topology; `NCCL_DEBUG=INFO` with
+# NCCL knows rings, trees and more, and chooses by size and by the topology that it finds; `NCCL_DEBUG=INFO` with
 # `NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING` shows what it found and chose. Inside your program, two-level gradients are a
 # comm hook on stock DDP, or hybrid sharding: FSDP2's `fully_shard` on a two-dimensional mesh reduce-scatters inside the
 # shard dimension and all-reduces over the other. Here is the hook, on the two nodes:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from course_lib.timeline import Timeline
 
 WIDTH, LEFT, RIGHT, TOP, BELOW, LANE, GAP = 700, 14, 14, 40, 78, 18, 26
+INK = {False: "#999999", True: "#CC79A7"}
+"""By whether a message crosses. Colours that mean nothing else here: without compute, nothing is hidden or exposed."""
 
 
 class Hop(NamedTuple):
@@ -105,10 +107,6 @@ def hops(predicted: Mapping[str, Sequence[Hop]], measured: Mapping[str, Sequence
     picture.text_px(LEFT, 12, "What rank 0 receives, message by message", 13, weight="bold")
     picture.text_px(LEFT, down - 14, provenance, 10, color=look.muted)
     return picture
-
-
-INK = {False: "#999999", True: "#CC79A7"}
-"""Colours of the palette that mean nothing else here: messages are neither hidden nor exposed without compute."""
 
 
 def _bar(axes, hop: Hop, top: float, look, filled: bool) -> None:
