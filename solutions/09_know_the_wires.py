@@ -167,8 +167,8 @@ hops({"your ring": flat_hops(own.nodes, tensor_mb * MB)}, {"your ring": measured
      provenance=timeline.provenance)
 
 # %% [markdown] id="own-why"
-# **A ring is as fast as its slowest wire.** In a hop the two ranks of a node send one message each. One leaves the node;
-# the other arrives ten times as fast, and then everybody waits. The uplink carries 2(n−1)/n·S = 1.5 MB each way,
+# **A ring is as fast as its slowest wire.** In a hop the two ranks of a node send one message each. One leaves the
+# node; the other arrives ten times as fast, and then everybody waits. The uplink carries 2(n−1)/n·S = 1.5 MB each way,
 # although each node has only one thing to tell the other: the sum of its own ranks, 1 MB.
 #
 # ## Exercise 9.2 · two levels (8 min)
@@ -330,8 +330,8 @@ def choose(G_bytes, Tb_s, nodes, per_node, inner, uplink):
 lab.check("9.3", choose)
 
 # %% id="choose-table"
-G = 1400 * MB  # 700 million parameters in bf16
-print("1400 MB of gradient, a backward pass of 0.3 s; inside a node 5 µs and 200 GB/s")
+G = 1400 * MB  # some 730 million parameters in bf16
+print("1400 MB of gradient, a backward pass of 0.3 s; 8 ranks a node, inside it 5 µs and 200 GB/s; uplinks of a node:")
 for label, count, uplink in (("one node of 8", 1, (5e-6, 1 / 200e9)), ("8 nodes, 100 Gbit/s", 8, (30e-6, 8e-9 / 100)),
                              ("8 nodes, 400 Gbit/s", 8, (10e-6, 8e-9 / 400)),
                              ("8 nodes, 8 × 400 Gbit/s", 8, (10e-6, 8e-9 / 3200))):
