@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from course_lib.simulate.collectives import Nodes
     from course_lib.timeline import Timeline
 
-WIDTH, LEFT, RIGHT, TOP, BELOW, LANE, GAP = 700, 14, 14, 40, 78, 18, 26
+WIDTH, LEFT, RIGHT, TOP, BELOW, LANE, GAP = 700, 20, 14, 40, 78, 18, 26
 INK = {False: "#999999", True: "#CC79A7"}
 """By whether a message crosses. Colours that mean nothing else here: without compute, nothing is hidden or exposed."""
 
@@ -73,7 +73,7 @@ def hops(predicted: Mapping[str, Sequence[Hop]], measured: Mapping[str, Sequence
     body = sum(GAP + LANE + 3 + (LANE + 3) * (name in measured) for name in predicted)
     ends = {name: (rows[-1].stop, measured[name][-1].stop if measured.get(name) else None)
             for name, rows in predicted.items()}  # fmt: skip
-    said = {name: f"predicted {p * 1e3:.1f} ms" + (f", measured {m * 1e3:.1f} ms" if m else "")
+    said = {name: f"predicted {p * 1e3:.3g} ms" + (f", measured {m * 1e3:.3g} ms" if m else "")
             for name, (p, m) in ends.items()}  # fmt: skip
     picture = Picture(WIDTH, TOP + body + BELOW, look, "; ".join(f"{name}: {text}" for name, text in said.items()))
     axes = picture.axes_px(LEFT, TOP, WIDTH - LEFT - RIGHT, body)
@@ -115,4 +115,4 @@ def _bar(axes, hop: Hop, top: float, look, filled: bool) -> None:
         axes.broken_barh(span, (top, LANE), facecolors=INK[hop.between], edgecolors=look.paper, linewidth=0.8,
                          hatch="////" if hop.between else None)
     else:
-        axes.broken_barh(span, (top, LANE), facecolors="none", edgecolors=INK[hop.between], linewidth=1.5)
+        axes.broken_barh(span, (top, LANE), facecolors="none", edgecolors=INK[hop.between], linewidth=1.2)
