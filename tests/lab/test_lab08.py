@@ -221,7 +221,7 @@ def test_what_the_checks_expect_is_what_pytorch_does() -> None:
     for seed in range(3):
         draw = random.Random(seed)
         late = delayed._played(Ring, delayed._problem(draw, 0))
-        assert late.same(delayed.wanted(late.problem))
+        assert late.same(late.want)
         outer = rounds._played(OuterSGD, rounds._problem(draw, (0.7, 0.9)))
         assert outer.right() and outer.agree()
 

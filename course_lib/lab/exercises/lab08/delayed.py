@@ -80,11 +80,12 @@ class Problem(NamedTuple):
 
 
 class Played(NamedTuple):
-    """Parameters after each window and after the flush, optimizer steps by then, and in which call each gradient was
-    waited for (the number of windows stands for the flush)."""
+    """Parameters after each window and after the flush, as seen and as they should be; optimizer steps by then; and in
+    which call each gradient was waited for (the number of windows stands for the flush)."""
 
     problem: Problem
     seen: list[Tensor]
+    want: list[Tensor]
     steps: list[int]
     waited: list[int | None]
 
@@ -98,8 +99,7 @@ class Played(NamedTuple):
 
     def __str__(self) -> str:
         windows, d = len(self.problem.a), self.problem.delay
-        right = wanted(self.problem)
-        wrong = [t for t in range(windows + 1) if not self.same(right, t + 1)]
+        wrong = [t for t in range(windows + 1) if not self.same(self.want, t + 1)]
         said = [f"delay {d}, {windows} windows: {', '.join(map(str, self.steps[:-1]))} steps made by their ends and "
                 f"{self.steps[-1]} after flush"]
         if wrong:
@@ -121,14 +121,14 @@ def delay_the_update(answer: type, draw: random.Random) -> Verdict:
     windows = len(played[0].problem.a)
     rows = (
         _row("delay 0 is the plain step", "the gradient of each window, at its end",
-             [p for p in played if not p.problem.delay], lambda p: p.same(wanted(p.problem))),
+             [p for p in played if not p.problem.delay], lambda p: p.same(p.want)),
         _row("nothing is stepped before the first gradient is due", "no step in the first `delay` windows", late,
              lambda p: p.steps[p.problem.delay - 1] == 0),
         _row("each window applies the gradient of `delay` windows ago", "to the parameters of now", late,
-             lambda p: p.same(wanted(p.problem), windows)),
+             lambda p: p.same(p.want, windows)),
         _row("a gradient travels under the windows after it", "waited for when it is applied", late,
              lambda p: not p.early()),
-        _row("flush applies what is left", "one step each", late, lambda p: p.same(wanted(p.problem))),
+        _row("flush applies what is left", "one step each", late, lambda p: p.same(p.want)),
     )  # fmt: skip
     return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(late))
 
@@ -169,7 +169,7 @@ def _mistake(late: list[Played]) -> str:
             return mistake
     if all(p.same(wanted(p.problem, p.problem.delay + 1), windows) for p in late):
         return "one_too_late"
-    if all(p.same(wanted(p.problem), windows) for p in late):
+    if all(p.same(p.want, windows) for p in late):
         if any(p.early() for p in late):
             return "waits_at_once"
         if all(p.steps[-1] == p.steps[-2] for p in late):
@@ -247,7 +247,7 @@ def _played(answer: type, problem: Problem) -> Played:
         steps.append(len(made))
     wire.call = len(problem.a)
     call(mine.flush, shown="flush()")
-    return Played(problem, [*seen, param.detach().clone()], [*steps, len(made)],
+    return Played(problem, [*seen, param.detach().clone()], wanted(problem), [*steps, len(made)],
                   wire.waited + [None] * (len(problem.a) - len(wire.waited)))
 
 
