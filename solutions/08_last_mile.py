@@ -30,7 +30,7 @@ from course_lib.lab.side_by_side import side_by_side
 from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_stale import stale_runs
 from course_lib.lab.workbench_updates import update_runs
-from course_lib.launch import Fabric
+from course_lib.launch import Fabric, run
 
 wire = Fabric(gbit=0.5, latency_us=500, kind=fabric)
 slow = Fabric(gbit=0.01, kind=fabric)
@@ -187,8 +187,6 @@ def clip_then_step():
         return str(error)
 
 
-from course_lib.launch import run
-
 print(run(clip_then_step, ranks=ranks, fabric="loopback")[0])
 
 # %% [markdown] id="refuse-why"
@@ -308,6 +306,8 @@ for one in stale_runs(Delayed, Rounds, ranks=ranks):
 # Yours do what theirs do. And all of them, but delay 0, end somewhere else than plain updates: **this** is where
 # results change.
 #
+# - **A step per bucket** is `course_lib.train.stepping.StepPerBucket`. DDP has only a private method for it
+#   (`_register_fused_optim`); DDP and `optimizer.step()` gave the same parameters above.
 # - **Delay** has no switch in PyTorch. ZeRO-Offload describes a delayed update by one step (arXiv:2101.06840); here it
 #   is `course_lib.train.delayed.Delayed`.
 # - **Local SGD** is `PostLocalSGDOptimizer` with a `PeriodicModelAverager`. It averages after steps 0, H, 2H, … of
@@ -345,7 +345,7 @@ side_by_side({name: four[name].timeline for name in ("every update", "delay 1", 
 ways = {"every update": ("bucketed", {}), "delay 1": ("delayed", {"delay": 1}), "delay 2": ("delayed", {"delay": 2}),
         "H = 8": ("local_sgd", {"every": 8}), "H = 32": ("local_sgd", {"every": 32}),
         "DiLoCo": ("diloco", {"every": 32})}
-budget = 2.5 if quick else 8.0
+budget = 2.0 if quick else 8.0
 curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=8 if quick else 32, seed=seed)
 equal = min(points[-1].update for points in curves.values())
 for name, points in curves.items():
@@ -370,7 +370,8 @@ lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points 
 # %% [markdown] id="race-why"
 # Read the two pictures together. (Inside a round each rank is judged by the parameters that it has then.)
 #
-# - **Update for update, staleness costs.** Nothing is learnt faster for being late.
+# - **Update for update, staleness costs here**, a delay most. That is no law: local steps also add noise, and where
+#   training sits on a plateau, noise can help.
 # - **Second for second, it depends on the wire.** A delay saves at most one Tc an update, which is little when C is
 #   much longer. Local steps save nearly all of C, and on this wire that buys many more updates.
 #
@@ -382,7 +383,7 @@ lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points 
 # The losses by update that you measured, with the time of an update from a formula: Tc + C for every update, the larger
 # of Tc and C with a delay, Tc + C/H in rounds.
 #
-# - Find the speed above which nothing beats every update.
+# - Find the speed above which nothing beats every update. (A line ends where its measured updates end.)
 # - Where is delay 1 worth it, and how close are Tc and C there?
 
 # %% id="slider"
