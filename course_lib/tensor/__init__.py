@@ -6,8 +6,8 @@
     finish_replicated_gradients(model)
     optimizer.step()
 
-Every layer is built from the unsharded one, which all ranks hold alike: `ColumnParallel.shard(linear, group)`. A model
-cut by PyTorch's own DTensor, for comparison, is in `twin`.
+Every layer is built from the unsharded one, which all ranks of the group must hold alike:
+`ColumnParallel.shard(linear, group)`. A model cut by PyTorch's own DTensor, for comparison, is in `twin`.
 """
 
 from course_lib.tensor.chunked import gather_linear, linear_scatter

@@ -48,7 +48,7 @@ class _GatherLinear(torch.autograd.Function):
         for whole in _arriving(x, group, chunks):
             wholes.append(whole)
             products.append(whole @ weight.t())
-        ctx.save_for_backward(torch.cat(wholes, dim=-2), weight)
+        ctx.save_for_backward(torch.cat(wholes, dim=-2) if ctx.needs_input_grad[1] else None, weight)
         return _in_sequence(products)
 
     @staticmethod

@@ -52,14 +52,16 @@ def parallel_mlp(block: Block, group: dist.ProcessGroup | None, **how) -> Block:
 
 def parallel_gpt(model: GPT, group: dist.ProcessGroup | None = None, sequence_parallel: bool = False,
                  chunks: int = 1) -> GPT:
-    """A tensor-parallel copy of `model`, which every rank of the group holds alike: (batch, time) of tokens, the
-    same on every rank, to this rank's columns of the scores, (batch, time, padded vocab/ranks).
+    """A tensor-parallel copy of the first rank's `model`: (batch, time) of tokens, the same on every rank of the
+    group, to this rank's columns of the scores, (batch, time, padded vocab/ranks). Collective call.
 
     Its loss is `parallel_next_byte_loss`. With `sequence_parallel`, norms and residuals see time/ranks rows, which
     the ranks must divide; matmuls and collectives overlap in `chunks`; and `finish_replicated_gradients` is due
     before the step. Raises `ValueError` for heads or widths that the ranks do not divide.
     """
     model = copy.deepcopy(model)
+    for param in model.parameters():
+        dist.broadcast(param.detach(), group=group, group_src=0)
     how = {"sequence_parallel": sequence_parallel, "chunks": chunks}
     model.embed = VocabParallelEmbedding.shard(model.embed, group, sequence_parallel=sequence_parallel)
     model.head = ColumnParallel.shard(model.head, group, pad=True, **how)

@@ -41,6 +41,9 @@ class ColumnParallel(_Parallel):
         """This rank's part of `linear`, copied. `blocks`: matrices that lie one after the other in the outputs and
         are cut one by one (3 for qkv). Raises `ValueError` where the ranks do not divide the outputs of a block,
         unless `pad` adds outputs that are zero."""
+        if linear.out_features % blocks:
+            raise ValueError(f"{linear.out_features} outputs are no {blocks} blocks of equal size; give the number of "
+                             "matrices that lie one after the other in them")
         if not pad:
             share(linear.out_features // blocks, group, "the number of outputs of a column-parallel layer")
         cut = Shard(0, linear.out_features, blocks)

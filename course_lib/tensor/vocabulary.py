@@ -38,7 +38,7 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         _refuse_outside(tokens, self.vocab, "token")
         own, local = _own(tokens, len(self.weight), self.group)
-        x = F.embedding(local, self.weight) * own.unsqueeze(-1)
+        x = F.embedding(local, self.weight).masked_fill(~own.unsqueeze(-1), 0.0)
         return reduce_scatter(x, 1, self.group) if self.sequence_parallel else all_reduce(x, self.group)
 
 

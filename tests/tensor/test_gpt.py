@@ -18,7 +18,7 @@ from course_lib.tensor import (
 from course_lib.tensor.twin import dtensor_gpt, dtensor_gradients
 from course_lib.train.ddp import wrap
 from course_lib.train.gpt import next_byte_loss
-from tests.tensor.given import apart, batch, gpt, plain
+from tests.tensor.given import apart, batch, gpt, plain, rough
 
 HOW = {"tensor": {}, "sequence": {"sequence_parallel": True}, "chunked": {"sequence_parallel": True, "chunks": 3}}
 MODELS = {"tied": {}, "untied": {"tied": False}, "recomputed": {"checkpoint": True}}
@@ -93,8 +93,20 @@ def test_the_collectives_of_a_step_and_their_bytes() -> None:
     assert finish == {"all_reduce": 1}
     assert whole == pytest.approx(found["tensor"][1]), "an all-reduce is a reduce-scatter and an all-gather"
     calls, in_chunks, _ = found["chunked"]
-    assert calls["all_gather"] == (4 * layers + 1) * chunks + 1 and calls["reduce_scatter"] == (4 * layers + 1) * chunks + 1
+    pieces = (4 * layers + 1) * chunks + 1
+    assert calls == {"all_gather": pieces, "reduce_scatter": pieces, "all_reduce": loss}
     assert in_chunks == pytest.approx(whole)
+
+
+def started_apart() -> tuple[dict, dict]:
+    torch.set_num_threads(1)
+    model = rough(gpt(), seed=dist.get_rank())
+    return full_state(parallel_gpt(model)), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_the_first_rank_s_parameters_count() -> None:
+    found = run(started_apart, ranks=2, fabric="loopback")
+    assert not apart(found[0][1], found[0][0]) and not apart(found[1][0], found[0][1]) and apart(*found[1])
 
 
 def two_by_two() -> dict:

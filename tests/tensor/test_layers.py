@@ -1,4 +1,4 @@
-"""Each layer over 1, 2 and 4 ranks against the unsharded layer in one process: outputs, input and parameter gradients."""
+"""Each layer over 1, 2 and 4 ranks against the unsharded one in one process: outputs and all gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from course_lib.launch import RankFailed, run
+from course_lib.launch import run
 from course_lib.tensor import (
     ColumnParallel,
     RowParallel,
@@ -168,13 +168,15 @@ def refused() -> dict[str, str]:
             return str(error)
         return "nothing"
 
+    sequence = {"sequence_parallel": True}
     return {
         "outputs": said(lambda: ColumnParallel.shard(nn.Linear(4, 7), None)),
         "blocks": said(lambda: ColumnParallel.shard(nn.Linear(4, 9), None, blocks=3)),
+        "no blocks": said(lambda: ColumnParallel.shard(nn.Linear(4, 10), None, blocks=3)),
         "inputs": said(lambda: RowParallel.shard(nn.Linear(7, 4), None)),
-        "rows": said(lambda: ColumnParallel.shard(nn.Linear(4, 4), None, sequence_parallel=True, chunks=0)(torch.ones(2, 4))),
+        "rows": said(lambda: ColumnParallel.shard(nn.Linear(4, 4), None, **sequence, chunks=0)(torch.ones(2, 4))),
         "chunks": said(lambda: RowParallel.shard(nn.Linear(4, 4), None, chunks=2)),
-        "time": said(lambda: RowParallel.shard(nn.Linear(8, 4), None, sequence_parallel=True)(torch.ones(3, 4))),
+        "time": said(lambda: RowParallel.shard(nn.Linear(8, 4), None, **sequence)(torch.ones(3, 4))),
         "split": said(lambda: split(torch.ones(3, 4), 0, None)),
         "padding": said(lambda: VocabParallelEmbedding.shard(nn.Embedding(4, 4, padding_idx=0), None)),
     }
@@ -183,6 +185,7 @@ def refused() -> dict[str, str]:
 def test_misuse_is_refused_with_what_to_do() -> None:
     for said in run(refused, ranks=2, fabric="loopback"):
         assert "outputs of a column-parallel layer = 7" in said["outputs"] and "multiple of 2" in said["outputs"]
+        assert "10 outputs are no 3 blocks" in said["no blocks"]
         assert "= 3" in said["blocks"] and "inputs of a row-parallel layer = 7" in said["inputs"]
         assert "chunks=0" in said["rows"] and "sequence_parallel=True" in said["chunks"]
         assert "length of the sequence = 3" in said["time"] and "dimension 0" in said["split"]
