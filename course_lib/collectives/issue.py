@@ -44,7 +44,8 @@ def issue(name: str, tensor: torch.Tensor, group: dist.ProcessGroup, body: Calla
     # Twice the limit of a message, so that the message that is late is heard first: it names the other rank.
     work = WireWork(f"rank {dist.get_rank()}: {name} of {nbytes} bytes", 2 * limit_s)
     label = f"{name} bytes={nbytes}"
-    _queue().put("issue", Transfer(work, lambda: SimpleNamespace(wait=run), tensor, 0, issued, label))
+    lane = getattr(group, "queue", "collective")  # as on the wire: a group may have an order of its own
+    _queue().put(lane, Transfer(work, lambda: SimpleNamespace(wait=run), tensor, 0, issued, label))
     if async_op:
         return work
     work.wait()

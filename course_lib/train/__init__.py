@@ -18,8 +18,9 @@ from course_lib.train.everystep import EveryStep
 from course_lib.train.local_sgd import LocalSGD
 from course_lib.train.nosync import NoSync
 from course_lib.train.serial import SerialAllReduce
+from course_lib.train.sharded import Sharded
 from course_lib.train.stepping import StepPerBucket
 from course_lib.train.window import accumulate
 
 __all__ = ["STRATEGIES", "Bucketed", "Delayed", "DiLoCo", "EveryStep", "LocalSGD", "NoSync", "SerialAllReduce",
-           "StepPerBucket", "StockDDP", "SynchronizationError", "accumulate", "wrap"]
+           "Sharded", "StepPerBucket", "StockDDP", "SynchronizationError", "accumulate", "wrap"]

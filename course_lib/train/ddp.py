@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from course_lib.train.local_sgd import LocalSGD
 from course_lib.train.nosync import NoSync
 from course_lib.train.reducer import CommHook
 from course_lib.train.serial import SerialAllReduce
+from course_lib.train.sharded import Sharded
 from course_lib.train.stepping import StepPerBucket
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -92,6 +94,9 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "delayed": Delayed,
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
+    "zero1": partial(Sharded, stage=1),
+    "zero2": partial(Sharded, stage=2),
+    "zero3": partial(Sharded, stage=3),
 }
 
 

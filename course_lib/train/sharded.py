@@ -1,0 +1,242 @@
+"""ZeRO: optimizer state, gradients and parameters spread over the ranks instead of copied to each."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from course_lib.launch.wire import Wire
+from course_lib.train.base import Strategy
+from course_lib.train.clip import clip_grad_norm
+from course_lib.train.hooks import Slot
+from course_lib.train.sharded_gather import Gathers
+from course_lib.train.sharded_layout import checked, layers, stations
+from course_lib.train.sharded_state import (
+    full_optimizer_state,
+    full_state,
+    load_full_optimizer_state,
+    load_full_state,
+)
+from course_lib.train.sharded_unit import Unit
+from course_lib.train.status import Call
+
+
+class Sharded(Strategy):
+    """Each of n ranks keeps 1/n of the optimizer state (`stage=1`), of the gradient too (2), of the parameters too (3)
+    (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020).
+
+        model = Sharded(module, stage=3)
+        optimizer = AdamW(model.shards())
+        accumulate(model, window, loss_of, counts=counts, every=True)    # stage 1: without `every`
+        model.clip_grad_norm(1.0)
+        optimizer.step()
+
+    The optimizer holds `shards()`: this rank's part of every parameter, 1-D, in float32 at least, possibly without
+    elements. After its step the parameters are gathered anew, in their own dtype, under the next forward.
+
+    A *unit* is gathered, and its gradient reduced, as one. `units` names modules; by default they are the members of
+    the model's outermost lists and sequences. All other parameters, and those that two units share, form one unit that
+    is whole from the beginning of forward to the end of backward. A parameter that is not gathered has no elements, so
+    outside its module's forward it cannot be used: read parameters inside `with model.gathered()`.
+
+    Gradients are reduce-scattered under backward, in float32 at least, in the reverse order of the units. Bytes that a
+    rank sends in a window of N micro-steps, with P bytes of parameters, G of gradients and (n−1)/n in front of each:
+    stage 1 G + P; stage 2 N·G + P; stage 3 N·G + about 2N·P, because the parameters are gathered for every forward and,
+    but for the root's and the last unit's, for every backward. With `prefetch` units ahead (stage 3; the others gather
+    all at once) the gathers travel under compute.
+
+    Stage 1 keeps the whole gradient, so micro-steps can run under `no_sync()`. In stages 2 and 3 that would bring the
+    whole gradient back into memory, and `no_sync()` is refused, unless `whole_gradients=True` says that this is meant;
+    windows then send as in N = 1. At most two units' gradients are whole at a time otherwise; `find_unused=True` allows
+    parameters without a gradient, and gives that limit up, since a rank cannot know what others wait for.
+    """
+
+    def __init__(self, module: nn.Module, stage: int, units: Sequence[str] | None = None, prefetch: int = 1,
+                 find_unused: bool = False, whole_gradients: bool = False, op: str = "mean",
+                 process_group: dist.ProcessGroup | None = None) -> None:
+        if stage not in (1, 2, 3):
+            raise ValueError(f"stage={stage!r}: choose 1 (optimizer state), 2 (and gradients) or 3 (and parameters)")
+        if prefetch < 0:
+            raise ValueError(f"prefetch={prefetch}: give the units to gather ahead, 0 or more")
+        super().__init__(module, op=op, process_group=process_group)
+        self.stage, self.find_unused, self.whole_gradients = stage, find_unused, whole_gradients or stage == 1
+        names = list(layers(module)) if units is None else checked(module, units)
+        self._start(stage, names, prefetch, find_unused, whole_gradients)
+        places = stations(module, names, self.slots, self.group, _gathering(self.group), release=stage == 3)
+        self.units = [unit for place in places for unit in place.units]
+        self._home = {slot.index: (unit, place) for place in places for unit in place.units for slot in unit.slots}
+        self.ids |= {id(piece) for piece in self.shards()}
+        self.gathers = Gathers(places, prefetch, keep=stage < 3)
+        self._flying: deque[tuple[Unit, torch.Tensor, dist.Work]] = deque()
+        self._sent = self._left = 0  # reductions since the ranks last compared notes, and to come in this backward
+
+    # the training loop's side
+
+    def shards(self) -> list[nn.Parameter]:
+        """What the optimizer holds, the same list on every rank but for the sizes."""
+        return [piece for _, piece in self.named_shards()]
+
+    def named_shards(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for unit in self.units:
+            for slot, piece in zip(unit.slots, unit.pieces):
+                yield slot.name, piece
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        if not self.whole_gradients:
+            raise RuntimeError(f"no_sync() in ZeRO stage {self.stage} would keep the whole gradient on every rank; "
+                               "leave it out (accumulate(…, every=True)), which adds up sharded gradients, or accept "
+                               "the memory with whole_gradients=True")
+        return super().no_sync()
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """As `clip.clip_grad_norm`, by the norm over the shards of all ranks. Collective call."""
+        return clip_grad_norm(self.shards(), max_norm, shards=self.group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for piece in self.shards():
+            if piece.grad is not None:
+                piece.grad = None if set_to_none else piece.grad.zero_()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Inside the block every parameter is whole. Collective call; changes made inside are lost."""
+        return self.gathers.gathered()
+
+    def close(self) -> None:
+        """As for any strategy. Every rank calls it, because the parameters are gathered and stay whole."""
+        if not self.closed:
+            self.gathers.close()
+        super().close()
+
+    # whole states, the same on all ranks whatever their number
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        raise RuntimeError("the parameters are spread over the ranks: save full_state_dict(), called on every rank")
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("the parameters are spread over the ranks: use load_full_state_dict(), on every rank")
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The module's own state dict, with sharded parameters in float32 at least. Collective call; fits
+        any number of ranks."""
+        return full_state(self.module, self.units)
+
+    def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take one over. Raises `ValueError` that names what is missing or has another shape."""
+        load_full_state(self.module, self.units, state)
+        self.gathers.invalidate()
+
+    def full_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """State by parameter name and hyper-parameters by group. Collective call; fits any number of ranks."""
+        return full_optimizer_state(self.units, optimizer)
+
+    def load_full_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        load_full_optimizer_state(self.units, optimizer, state)
+
+    # what happens when
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if any(id(slot.param) in held for slot in self.slots):
+            raise RuntimeError(f"this {type(optimizer).__name__} holds the module's parameters, which are spread over "
+                               "the ranks; give it model.shards()")
+        super().before_step(optimizer)
+        self.gathers.invalidate()
+
+    def _agree(self, call: Call) -> None:
+        self.progress.left(self.gathers.issued)
+        super()._agree(call)
+
+    def _before_forward(self) -> None:
+        if self.gathers.in_backward:  # it raised, perhaps before any gradient, and others wait for its gathers
+            self.gathers.end_pass()
+            self.progress.in_backward, self.progress.running = True, self.progress.running or self.progress.armed
+        self._wait_for_all()
+        super()._before_forward()
+
+    def _before_synchronised_backward(self) -> None:
+        self._left = len(self.units)
+
+    def _gradient_ready(self, slot: Slot) -> None:
+        unit, station = self._home[slot.index]
+        if self.stage > 1 and unit.gradient is None:
+            self._arrive(1 if not self.find_unused else len(self.units))
+        unit.take(slot)
+        unit.waiting -= 1
+        if station.index and not any(other.waiting for other in station.units):
+            self.gathers.used(station)
+        if self.progress.running:
+            while self._left and not self.units[self._left - 1].waiting:
+                self._launch()
+
+    def _after_synchronised_backward(self) -> None:
+        while self._left:
+            self._launch()
+
+    def _end_backward(self) -> None:
+        super()._end_backward()
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        for unit in self.units:
+            unit.waiting = len(unit.slots)
+
+    def _launch(self) -> None:
+        """Reductions leave in the reverse order of the units, on every rank, whatever it used."""
+        self._left -= 1
+        unit = self.units[self._left]
+        self._sent += 1
+        self._flying.append((unit, *unit.reduce(self.op)))
+
+    def _arrive(self, allowed: int) -> None:
+        """Take in what has been reduced, and wait until at most `allowed` reductions are on their way."""
+        while self._flying and (len(self._flying) > allowed or self._flying[0][2].is_completed()):
+            unit, whole, work = self._flying.popleft()
+            work.wait()
+            unit.arrived(whole)
+            if self.stage == 1 and unit.gradient is None:
+                unit.gradient = whole.zero_()
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._arrive(0)
+        self._sent = 0
+        for unit in self.units:
+            for slot, piece, grad in zip(unit.slots, unit.pieces, unit.cut(unit.sum)):
+                if self._union & slot.bit:
+                    piece.grad = grad if piece.grad is None else piece.grad.add_(grad)
+            unit.sum = None
+
+    def _launched(self) -> int:
+        return self._sent
+
+    def _drain(self, launched: int) -> None:
+        while self._sent < launched:
+            self._left = self._left or len(self.units)
+            self._launch()
+        self._arrive(0)
+        self._sent = self._left = 0
+        for unit in self.units:
+            unit.sum = unit.gradient = None
+
+
+_of_group: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _gathering(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The same ranks again, with a queue of their own: gathers fall between reductions in an order that may differ
+    from rank to rank. What they send counts in `traffic` of `group`. Made once a group."""
+    if group not in _of_group:
+        other = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
+        other.queue = "gather"
+        if isinstance(group, Wire):
+            other.traffic = group.traffic
+        _of_group[group] = other
+    return _of_group[group]

@@ -1,0 +1,166 @@
+"""When the parameters of a sharded model are whole: gathered before use, some units ahead, and freed after it.
+
+Gathers pair up across ranks by their order, so each pass over the model issues them in one order that does not depend
+on what a rank computes: the order of registration in a forward pass, its reverse in a backward pass. A unit that is
+used again after it was freed is gathered again, behind all others of the pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from course_lib.train.sharded_unit import Unit
+
+
+class Station:
+    """A module and the units that are whole while it runs. The root's station is the parameters of no other."""
+
+    def __init__(self, index: int, name: str, module: nn.Module, units: Sequence[Unit]) -> None:
+        self.index, self.name, self.module, self.units = index, name, module, list(units)
+
+    def free(self) -> None:
+        for unit in self.units:
+            unit.free()
+
+
+class Gathers:
+    """Gathers `stations` (the root first, then in order of registration), each `prefetch` stations before it is needed.
+    With `keep`, what has been gathered stays until the optimizer steps, and all leave at once."""
+
+    def __init__(self, stations: Sequence[Station], prefetch: int, keep: bool) -> None:
+        self._stations, self._keep = list(stations), keep
+        self._ahead = len(self._stations) if keep else prefetch
+        self._order: list[Station] = []  # of the pass that is under way: what has not been issued yet
+        self.in_backward = False
+        self._spent: set[int] = set()  # stations that this pass has used
+        self.issued = 0
+        """Which gathers were issued, in their order, as one number: the same on every rank, as long as they pair up."""
+        self._handles = [handle for station in self._stations for handle in _hooks(weakref.ref(self), station)]
+
+    def close(self) -> None:
+        """Take the hooks off the modules, and leave every parameter whole."""
+        for handle in self._handles:
+            handle.remove()
+        self.all()
+
+    def invalidate(self) -> None:
+        """The master weights are about to change: what has been gathered is old."""
+        for station in self._stations:
+            station.free()
+
+    def all(self) -> None:
+        """Gather everything and wait for it."""
+        self.end_pass()
+        for station in self._stations:
+            self._gather(station)
+        for unit in (unit for station in self._stations for unit in station.units):
+            unit.wait()
+
+    def used(self, station: Station) -> None:
+        """This pass does not need a station any more. It is freed when the next is needed, because something in it may
+        still be on its way through backward."""
+        self._spent.add(station.index)
+
+    def end_pass(self, kept: Sequence[Station] = ()) -> None:
+        """Issue what is left of the pass, so that all ranks have issued the same, and free all but `kept`."""
+        self._issue(len(self._order))
+        self.in_backward = False
+        self._spent.clear()
+        for station in self._stations:
+            if not self._keep and station not in kept:
+                station.free()
+
+    def need(self, station: Station) -> None:
+        """Return when the units of `station` are whole, with the next ones on their way."""
+        if _in_backward() and not self.in_backward:
+            self.in_backward, self._order = True, self._stations[:0:-1]
+            Variable._execution_engine.queue_callback(self.end_pass)
+        self._spent.discard(station.index)
+        if not self._keep:
+            for index in self._spent:
+                self._stations[index].free()
+            self._spent.clear()
+        if station in self._order:
+            self._issue(self._order.index(station) + 1 + self._ahead)
+        elif not all(unit.whole or unit.coming for unit in station.units):
+            self._issue(len(self._order))
+            self._gather(station)
+        for unit in station.units:
+            unit.wait()
+
+    def _issue(self, count: int) -> None:
+        """Gather the next `count` stations of the pass."""
+        now, self._order = self._order[:count], self._order[count:]
+        for station in now:
+            self._gather(station)
+
+    def _gather(self, station: Station) -> None:
+        for unit in station.units:
+            if unit.gather():
+                self.issued = (self.issued * 1_000_003 + unit.index + 1) % 2**61
+
+    # hooks
+
+    def before_forward(self, station: Station) -> None:
+        if station.index == 0 and not _in_backward():
+            self.end_pass(self._stations[:1] + self._stations[-1:])
+            self._order = list(self._stations)
+        self.need(station)
+
+    def after_forward(self, station: Station, output: Any) -> None:
+        if _in_backward():  # a checkpoint's second forward: its backward comes next
+            return
+        if station.index == 0:
+            self.end_pass(self._stations[:1] + self._stations[-1:])
+        else:
+            self.used(station)
+        if not torch.is_grad_enabled():
+            return
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        if not tensors:
+            raise TypeError(f"{station.name or 'the model'} returned {type(output).__name__}, in which no tensor is "
+                            "found, so its parameters could not be gathered for backward; return tensors, or tuples, "
+                            "lists or dicts of tensors")
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(_needed(weakref.ref(self), station))
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        self.all()
+        try:
+            yield
+        finally:
+            self.end_pass()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _needed(gathers: weakref.ref[Gathers], station: Station) -> Callable[[torch.Tensor], None]:
+    def hook(_grad: torch.Tensor) -> None:
+        if (me := gathers()) is not None:
+            me.need(station)
+    return hook
+
+
+def _hooks(gathers: weakref.ref[Gathers], station: Station) -> Iterator[Any]:
+    def before(_module: nn.Module, _inputs: Any) -> None:
+        if (me := gathers()) is not None:
+            me.before_forward(station)
+
+    def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if (me := gathers()) is not None:
+            me.after_forward(station, output)
+
+    yield station.module.register_forward_pre_hook(before)
+    yield station.module.register_forward_hook(after)

@@ -1,0 +1,82 @@
+"""Whole state dicts of a sharded model and its optimizer: by parameter name, so that they fit any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from course_lib.train.sharded_unit import Unit
+
+
+def full_state(module: nn.Module, units: Sequence[Unit]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, tied ones under each of their names."""
+    whole = {slot.param: value for unit in units for slot, value in zip(unit.slots, unit.assemble(unit.pieces))}
+    return {name: whole[value] if value in whole else value.detach().clone()
+            for name, value in module.state_dict(keep_vars=True).items()}
+
+
+def load_full_state(module: nn.Module, units: Sequence[Unit], state: dict[str, torch.Tensor]) -> None:
+    shapes = {slot.name: shape for unit in units for slot, shape in zip(unit.slots, unit.shapes)}
+    rest = {name: value for name, value in module.state_dict(keep_vars=True).items()
+            if not any(value is slot.param for unit in units for slot in unit.slots)}
+    shapes |= {name: value.shape for name, value in rest.items()}
+    for name, shape in shapes.items():
+        if name not in state or state[name].shape != shape:
+            found = f"has {name!r} in shape {tuple(state[name].shape)}" if name in state else f"lacks {name!r}"
+            raise ValueError(f"the state dict {found}, but the model has it in shape {tuple(shape)}; load what "
+                             "full_state_dict() of the same model returned")
+    with torch.no_grad():
+        for name, value in rest.items():
+            value.copy_(state[name])
+        for unit in units:
+            for at, (slot, piece) in enumerate(zip(unit.slots, unit.pieces)):
+                piece.copy_(unit.part(at, state[slot.name]))
+
+
+def full_optimizer_state(units: Sequence[Unit], optimizer: Optimizer) -> dict[str, Any]:
+    """`state[name][key]` is a whole tensor where the optimizer keeps one element for each of the parameter's, and what
+    it keeps otherwise (a step count, say); `sharded` are the keys of the first kind, `groups` the hyper-parameters."""
+    out: dict[str, dict[str, Any]] = {}
+    sharded = sorted({key for unit in units for piece in unit.pieces
+                      for key, value in optimizer.state.get(piece, {}).items() if _sharded(value)})
+    for unit in units:
+        states = [optimizer.state.get(piece, {}) for piece in unit.pieces]
+        for slot, state in zip(unit.slots, states):
+            if state:
+                out[slot.name] = dict(state)
+        for key in (key for key in sharded if any(key in state for state in states)):
+            mine = [state.get(key, torch.zeros_like(piece)) for piece, state in zip(unit.pieces, states)]
+            for slot, state, value in zip(unit.slots, states, unit.assemble(mine)):
+                if key in state:
+                    out[slot.name][key] = value
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return {"state": out, "sharded": sharded, "groups": groups}
+
+
+def load_full_optimizer_state(units: Sequence[Unit], optimizer: Optimizer, full: dict[str, Any]) -> None:
+    """Raises `ValueError` where the optimizer has other groups than the one whose state was saved."""
+    if len(full["groups"]) != len(optimizer.param_groups):
+        raise ValueError(f"the state has {len(full['groups'])} parameter groups and this optimizer "
+                         f"{len(optimizer.param_groups)}; make the same groups from model.shards()")
+    index = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    state: dict[int, dict[str, Any]] = {}
+    for unit in units:
+        for at, (slot, piece) in enumerate(zip(unit.slots, unit.pieces)):
+            saved = full["state"].get(slot.name, {})
+            mine = {key: unit.part(at, value) if key in full["sharded"] else value
+                    for key, value in saved.items()}
+            if mine and id(piece) in index:
+                state[index[id(piece)]] = mine
+    groups = [{**saved, "params": group["params"]}
+              for saved, group in zip(full["groups"], optimizer.state_dict()["param_groups"])]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _sharded(value: Any) -> bool:
+    """Shards are 1-D, so what is 1-D has one value for each of their elements."""
+    return torch.is_tensor(value) and value.dim() == 1
+
