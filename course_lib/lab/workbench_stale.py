@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from course_lib.lab.workbench_updates import Flight, told
 from course_lib.launch import Fabric
 
 WINDOWS, SIZE, ROWS, LR = 12, 16, 8, 0.05
@@ -20,8 +21,8 @@ class Compared:
     moved: float
 
     def __str__(self) -> str:
-        return (f"{self.yours:>28} against {self.theirs}: differ by {self.apart:.0e} of the largest element; "
-                f"{self.moved:.0e} away from plain updates")
+        apart, moved = (f"{far:.0e} of the largest element" if far else "nothing" for far in (self.apart, self.moved))
+        return f"{self.yours:>32} and {self.theirs} differ by {apart}; theirs and plain updates by {moved}"
 
 
 def stale_runs(Delayed: type, Rounds: type, *, H: int = 4, outer: tuple[float, float] = (0.7, 0.9), ranks: int = 2,
@@ -117,12 +118,12 @@ def _own_gradient(model, batch):
 
 def _delayed(Delayed, delay):
     model = _network()
-    mine = _call(Delayed, Wire(), model.weight, _sgd([model.weight]), delay,
+    mine = told(Delayed, Wire(), model.weight, _sgd([model.weight]), delay,
                  shown="Delayed(wire, param, optimizer, delay)")
     for batch in _batches():
         _own_gradient(model, batch)
-        _call(mine.end_of_window, model.weight.grad.clone(), shown="end_of_window(gradient)")
-    _call(mine.flush, shown="flush()")
+        told(mine.end_of_window, model.weight.grad.clone(), shown="end_of_window(gradient)")
+    told(mine.flush, shown="flush()")
     return model.weight.detach().clone()
 
 
@@ -136,11 +137,11 @@ def _rounds(Rounds, H, lr, momentum):
         dist.all_reduce(total)
         return total
 
-    mine = _call(Rounds, [model.weight], _sgd([model.weight]), mean, H, lr, momentum,
+    mine = told(Rounds, [model.weight], _sgd([model.weight]), mean, H, lr, momentum,
                  shown="Rounds(params, optimizer, mean, H, outer_lr, outer_momentum)")
     for batch in _batches():
         _own_gradient(model, batch)
-        _call(mine.step, shown="step()")
+        told(mine.step, shown="step()")
     return model.weight.detach().clone()
 
 
@@ -163,17 +164,4 @@ class Wire:
     def launch(self, gradient):
         import torch.distributed as dist
 
-        from course_lib.lab.workbench_updates import Flight
         return Flight(dist.all_reduce(gradient.div_(dist.get_world_size()), async_op=True))
-
-
-def _call(function, *arguments, shown):
-    import torch.distributed as dist
-
-    from course_lib.lab.guard import Broke, call
-    from course_lib.lab.workbench_rank import Fault
-
-    try:
-        return call(function, *arguments, shown=shown)
-    except Broke as broke:
-        raise Fault(f"rank {dist.get_rank()}: {broke}") from broke

@@ -147,8 +147,7 @@ class Yours:
                    assign_by_size(listed, range(len(listed) - 1, -1, -1), bucket_mb, None)]
         self.wire = UpdateWire(buckets)
         optimizers = [BucketOptimizer(b, torch.optim.AdamW(bucket, lr=LR)) for b, bucket in enumerate(buckets)]
-        self.mine = self._call(own, self.wire, optimizers, Constant(),
-                               shown="StepPerBucket(wire, optimizers, scheduler)")
+        self.mine = told(own, self.wire, optimizers, Constant(), shown="StepPerBucket(wire, optimizers, scheduler)")
         for b, bucket in enumerate(buckets):  # gradients come in this order, so the last one completes the bucket
             bucket[-1].register_post_accumulate_grad_hook(lambda _, b=b: self._full(b))
 
@@ -159,7 +158,7 @@ class Yours:
         for i in range(self.micro_steps):
             self.i = i
             loss_of(self.module, self.rank, i, self.micro_steps).backward()
-        self._call(self.mine.finish, shown="finish()")
+        told(self.mine.finish, shown="finish()")
 
     def settle(self) -> None:
         """Nothing is put off."""
@@ -169,16 +168,7 @@ class Yours:
 
     def _full(self, b: int) -> None:
         last = self.i == self.micro_steps - 1
-        self._call(self.mine.bucket_full, b, last, shown=f"bucket_full({b}, {last})")
-
-    def _call(self, function, *arguments, shown):
-        from course_lib.lab.guard import Broke, call
-        from course_lib.lab.workbench_rank import Fault
-
-        try:
-            return call(function, *arguments, shown=shown)
-        except Broke as broke:
-            raise Fault(f"rank {self.rank}: {broke}") from broke
+        told(self.mine.bucket_full, b, last, shown=f"bucket_full({b}, {last})")
 
 
 class UpdateWire:
@@ -242,6 +232,19 @@ class Constant:
 
     def step(self) -> None:
         """Called once an update."""
+
+
+def told(function, *arguments, shown):
+    """Call a learner's piece on a rank. What it raises becomes a `Fault` that names the rank and the call."""
+    import torch.distributed as dist
+
+    from course_lib.lab.guard import Broke, call
+    from course_lib.lab.workbench_rank import Fault
+
+    try:
+        return call(function, *arguments, shown=shown)
+    except Broke as broke:
+        raise Fault(f"rank {dist.get_rank()}: {broke}") from broke
 
 
 def _record_steps(optimizer, name: str = "optimizer", bucket: int = -1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from course_lib.lab import CheckFailed, LabError, evaluate
 from course_lib.lab.exercises.lab08 import delayed, rounds
 from course_lib.lab.exercises.lab08.played_ranks import Missing, play
+from course_lib.lab.guard import TookTooLong, time_limit
 from course_lib.lab.loss_curves import loss_at, loss_curves, update_s
 from course_lib.lab.workbench import OwnRunFailed
 from course_lib.lab.workbench_stale import stale_runs
@@ -213,6 +215,19 @@ def test_ranks_that_miss_each_other_are_told_and_nobody_waits_for_ever() -> None
         play(lambda rank, meeting: 1 / 0 if rank else meeting.mean(rank, 0, torch.ones(1)), 2)
     both = play(lambda rank, meeting: meeting.mean(rank, 0, torch.tensor([float(rank)])), 3)
     assert [float(mean) for mean in both] == [1.0, 1.0, 1.0]
+
+
+def test_an_endless_loop_on_a_rank_ends_with_the_time_limit() -> None:
+    def endless(rank: int, meeting: object) -> None:
+        while True:
+            pass
+
+    before = set(threading.enumerate())
+    with pytest.raises(TookTooLong), time_limit(0.2):
+        play(endless, 2)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_what_the_checks_expect_is_what_pytorch_does() -> None:

@@ -15,6 +15,7 @@ class Update(NamedTuple):
     micro_steps: int
     buckets: int
     sent_early: list[int]
+    sent_late: list[int]
     waited_in_backward: list[int]
     stepped_early: list[int]
     stepped_late: list[int]
@@ -28,6 +29,7 @@ class Update(NamedTuple):
     def __str__(self) -> str:
         said = [f"update {self.number + 1}: {self.micro_steps} micro-steps, {self.buckets} buckets"]
         for what, which in (("sent or stepped before the last micro-step", self.sent_early),
+                            ("launched after backward", self.sent_late),
                             ("backward waited for", self.waited_in_backward), ("launched", self.launched),
                             ("stepped before the wait", self.stepped_early),
                             ("stepped after waiting for a later one", self.stepped_late), ("stepped", self.stepped)):
@@ -48,7 +50,7 @@ class Clock:
         self.blocked: list[tuple[int, float]] = []
 
     def begin(self, number: int, micro_steps: int, buckets: int) -> None:
-        self.noted = Update(number, micro_steps, buckets, [], [], [], [], [], [], [])
+        self.noted = Update(number, micro_steps, buckets, *([] for _ in range(8)))
         self.arrives, self.blocked = {}, []
 
 
@@ -90,6 +92,8 @@ class Wire:
         clock.free = max(clock.free, clock.now) + COST
         handle = Handle(clock, bucket, clock.free)
         clock.noted.launched.append(bucket)
+        if not clock.in_backward:
+            clock.noted.sent_late.append(bucket)
         if clock.last:
             clock.arrives[bucket] = handle
         else:

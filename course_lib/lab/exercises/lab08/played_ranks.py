@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -68,8 +69,12 @@ def play(function: Callable[[int, Meeting], Any], ranks: int) -> Sequence[Any]:
     threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:  # the check's time limit may have ended the wait: then end what the learner's loop still does
+        for thread in filter(threading.Thread.is_alive, threads):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
     if failed:
         raise min(failed, key=lambda error: isinstance(error.__cause__ or error, Missing))
     return results

@@ -36,6 +36,8 @@ HINTS = (
 MISTAKES = {
     "every_micro_step": "You send or step in every micro-step. The gradients of an update are complete in its last "
     "one; before it they only add up. Look at `last`.",
+    "sent_late": "You launch in finish, when backward is over, so nothing travels under it. Launch each bucket when it "
+    "is full.",
     "before_arrival": "You step a bucket whose handle nobody waited for. What it holds then is this rank's own "
     "gradient, or half of the sum. Every rank takes another step, and from there on they are different models.",
     "all_first": "You wait for all buckets and then step. That is right, and it is what optimizer.step() after "
@@ -66,6 +68,7 @@ def step_per_bucket(answer: type, draw: random.Random) -> Verdict:
     first = [u for u in updates if u.number == 0]
     rows = (
         _row("only the last micro-step sends and steps", "nothing before it", first, lambda u: not u.sent_early),
+        _row("a bucket leaves when it is full", "launched in bucket_full", first, lambda u: not u.sent_late),
         _row("a bucket is stepped after its own wait", "wait, then step", first, lambda u: not u.stepped_early),
         _row("backward never waits", "no wait in bucket_full", first, lambda u: not u.waited_in_backward),
         _row("a bucket is stepped before a later one is waited for", "the step hides under the wire", first,
@@ -84,6 +87,8 @@ def _mistake(updates: list[Update]) -> str:
     first = [u for u in updates if u.number == 0]
     if any(u.sent_early for u in first):
         return "every_micro_step"
+    if any(u.sent_late for u in first):
+        return "sent_late"
     if any(u.stepped_early for u in first):
         return "before_arrival"
     if any(u.waited_in_backward for u in first):
