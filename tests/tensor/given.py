@@ -22,7 +22,7 @@ def rough(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def gpt(**config) -> GPT:
