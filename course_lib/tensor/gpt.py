@@ -43,8 +43,8 @@ def parallel_attention(block: Block, group: dist.ProcessGroup | None, **how) -> 
 
 
 def parallel_mlp(block: Block, group: dist.ProcessGroup | None, **how) -> Block:
-    """Exchange the MLP of a block in place: each rank computes a part of the hidden units. `how` and errors as
-    `parallel_attention`."""
+    """Exchange the MLP of a block in place: each rank computes a part of the hidden units. `how` as for
+    `parallel_attention`. Raises `ValueError` where the ranks do not divide the hidden units."""
     block.up = ColumnParallel.shard(block.up, group, **how)
     block.down = RowParallel.shard(block.down, group, **how)
     return block
@@ -60,6 +60,7 @@ def parallel_gpt(model: GPT, group: dist.ProcessGroup | None = None, sequence_pa
     before the step. Raises `ValueError` for heads or widths that the ranks do not divide.
     """
     model = copy.deepcopy(model)
+    model.zero_grad()
     for param in model.parameters():
         dist.broadcast(param.detach(), group=group, group_src=0)
     how = {"sequence_parallel": sequence_parallel, "chunks": chunks}

@@ -9,9 +9,9 @@
 | `split`          | own part       | all-gather     | replicated activations become shards |
 | `collect`        | all-gather     | own part       | shards become replicated activations |
 
-The rows are f, g, the conjugates of ḡ and g in "Reducing Activation Recomputation in Large Transformer Models"
-(Korthikanti et al., 2022) and, before it, of "Megatron-LM" (Shoeybi et al., 2019). An all-reduce costs a rank as many
-bytes as a reduce-scatter and an all-gather together, so a sequence-parallel pair moves what a tensor-parallel one does.
+The first two are f and g of "Megatron-LM" (Shoeybi et al., 2019), the next two g and ḡ of "Reducing Activation
+Recomputation in Large Transformer Models" (Korthikanti et al., 2022). A ring's all-reduce costs a rank as many bytes
+as a reduce-scatter and an all-gather together, so a sequence-parallel pair moves what a tensor-parallel one does.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def dtensor_gpt(model: GPT, mesh: DeviceMesh, sequence_parallel: bool = False) -
     and so on; `dtensor_gradients` puts them back. Raises `ValueError` where the ranks do not divide the heads.
     """
     model, ranks = copy.deepcopy(model), mesh.size()
+    model.zero_grad()
     rows = Shard(1) if sequence_parallel else Replicate()
     for block in model.blocks:
         block.heads = share(block.heads, mesh.get_group(), "the number of heads")
@@ -60,5 +61,3 @@ def dtensor_gradients(model: GPT, mesh: DeviceMesh) -> dict[str, torch.Tensor | 
 def _turned(rows: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
     """Rows in `outer` times `inner` blocks, with the two exchanged."""
     return rows.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
-
-

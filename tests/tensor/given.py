@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from course_lib.train.gpt import GPT, GPTConfig, next_byte_loss
 
 VOCAB, ROWS, TIME = 11, 3, 8
 TOLERANCE = 1e-12  # of float64: sums over ranks round in another order
+
+
+def every_degree(body: Callable[[dist.ProcessGroup | None], object]) -> dict[int, object]:
+    """What `body(group)` gives on this rank for groups of 1, 2 and 4 ranks, as far as the run has that many."""
+    torch.set_num_threads(1)
+    ranks = dist.get_world_size()
+    degrees = [degree for degree in (1, 2, 4) if degree <= ranks]
+    groups = {degree: dist.new_subgroups(degree)[0] for degree in degrees}
+    return {degree: body(group) for degree, group in groups.items()}
 
 
 def rough(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -37,12 +49,12 @@ def batch(seed: int = 0, time: int = TIME) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def plain(model: GPT, seed: int = 0) -> tuple[float, dict[str, torch.Tensor | None]]:
+def plain(model: GPT, seed: int = 0) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
     """Loss and gradients in one process."""
     model.zero_grad()
     loss, _ = next_byte_loss(model, batch(seed))
     loss.backward()
-    return loss.item(), {name: param.grad for name, param in model.named_parameters(remove_duplicate=False)}
+    return loss, {name: param.grad for name, param in model.named_parameters(remove_duplicate=False)}
 
 
 def apart(got: dict, want: dict) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ from course_lib.tensor import (
 )
 from course_lib.tensor import copy as copy_to
 from course_lib.train.gpt import Block, GPTConfig
-from tests.tensor.given import ROWS, TIME, apart, numbers, rough
+from tests.tensor.given import ROWS, TIME, apart, every_degree, numbers, rough
 
 WIDTH, OUTER = 16, 24
 SEQUENCE = {"tensor": {}, "sequence": {"sequence_parallel": True}, "chunked": {"sequence_parallel": True, "chunks": 2}}
@@ -60,15 +59,15 @@ class Pair(nn.Module):
         return self.second(self.first(x).tanh())
 
 
-def cut(module: nn.Module, how: dict) -> nn.Module:
+def cut(module: nn.Module, group: dist.ProcessGroup | None, how: dict) -> nn.Module:
     if isinstance(module, Pair):
-        module.first = ColumnParallel.shard(module.first, None, **how)
-        module.second = RowParallel.shard(module.second, None, **how)
+        module.first = ColumnParallel.shard(module.first, group, **how)
+        module.second = RowParallel.shard(module.second, group, **how)
         return module
-    (parallel_mlp if isinstance(module, MLP) else parallel_attention)(module.block, None, **how)
+    (parallel_mlp if isinstance(module, MLP) else parallel_attention)(module.block, group, **how)
     if how:
-        sequence_parallel(module.block.norm1, None)
-        sequence_parallel(module.block.norm2, None)
+        sequence_parallel(module.block.norm1, group)
+        sequence_parallel(module.block.norm2, group)
     return module
 
 
@@ -76,18 +75,17 @@ def gradients(module: nn.Module) -> dict:
     return {name: param.grad for name, param in module.named_parameters()}
 
 
-def every_pair() -> dict:
-    torch.set_num_threads(1)
+def every_pair(group: dist.ProcessGroup) -> dict:
     wrong = {}
     for kind in (Pair, MLP, Attention):
         for bias in (True, False):
             for name, how in SEQUENCE.items():
-                whole, ours = rough(kind(bias)), cut(rough(kind(bias)), how)
+                whole, ours = rough(kind(bias)), cut(rough(kind(bias)), group, how)
                 a, b = (numbers(ROWS, TIME, WIDTH).requires_grad_() for _ in range(2))
                 want = whole(a)
                 weights = numbers(*want.shape, seed=1)
                 (want * weights).sum().backward()
-                got = collect(ours(split(b, 1, None)), 1, None) if how else ours(b)
+                got = collect(ours(split(b, 1, group)), 1, group) if how else ours(b)
                 (got * weights).sum().backward()
                 finish_replicated_gradients(ours)
                 wrong[kind.__name__, bias, name] = apart(
@@ -96,16 +94,17 @@ def every_pair() -> dict:
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_pairs_equal_the_unsharded_layers(ranks: int) -> None:
-    for wrong in run(every_pair, ranks=ranks, fabric="loopback"):
-        assert len(wrong) == 18 and not any(wrong.values()), wrong
+def test_pairs_equal_the_unsharded_layers() -> None:
+    for found in run(every_degree, every_pair, ranks=4, fabric="loopback"):
+        assert list(found) == [1, 2, 4]
+        for wrong in found.values():
+            assert len(wrong) == 18 and not any(wrong.values()), found
 
 
 def without_the_sum() -> tuple[dict, dict, dict]:
     """What a sequence-parallel MLP gets wrong without `finish_replicated_gradients`, and whether ranks agree after."""
     torch.set_num_threads(1)
-    whole, ours = rough(MLP(True)), cut(rough(MLP(True)), SEQUENCE["sequence"])
+    whole, ours = rough(MLP(True)), cut(rough(MLP(True)), None, SEQUENCE["sequence"])
     whole(numbers(ROWS, TIME, WIDTH)).sum().backward()
     ours(split(numbers(ROWS, TIME, WIDTH), 1, None)).sum().backward()
     before = apart(full_state(ours, gradients=True), gradients(whole))
@@ -122,10 +121,9 @@ def test_replicated_parameters_need_their_gradients_summed() -> None:
     assert len(first[2]) == 3 and all(torch.equal(first[2][name], second[2][name]) for name in first[2])
 
 
-def regions() -> dict:
+def regions(group: dist.ProcessGroup) -> dict:
     """Each crossing against the same computation on whole tensors, and the pairs against each other."""
-    torch.set_num_threads(1)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     wrong = {}
 
     def compare(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -135,29 +133,28 @@ def regions() -> dict:
         mine = [numbers(4, 4, 4, seed=r) for r in range(ranks)]
         weights = [numbers(*(torch.cat(mine, dim)).shape, seed=10 + r) for r in range(ranks)]
         x = mine[rank].clone().requires_grad_()
-        y = all_gather(x, dim, None)
+        y = all_gather(x, dim, group)
         compare("gather", y, torch.cat(mine, dim))
         (y * weights[rank]).sum().backward()
         compare("gather, back", x.grad, sum(weights).chunk(ranks, dim)[rank])
         x = mine[rank].clone().requires_grad_()
-        y = reduce_scatter(x, dim, None)
+        y = reduce_scatter(x, dim, group)
         compare("scatter", y, sum(mine).chunk(ranks, dim)[rank])
         small = [w.chunk(ranks, dim)[r].chunk(ranks, dim)[r] for r, w in enumerate(weights)]
         (y * small[rank]).sum().backward()
         compare("scatter, back", x.grad, torch.cat(small, dim))
         x = mine[0].clone().requires_grad_()
-        compare("split and collect", collect(split(x, dim, None), dim, None), x)
-        (collect(split(x, dim, None), dim, None) * mine[-1]).sum().backward()
+        compare("split and collect", collect(split(x, dim, group), dim, group), x)
+        (collect(split(x, dim, group), dim, group) * mine[-1]).sum().backward()
         compare("split and collect, back", x.grad, mine[-1])
     x = mine[0].clone().requires_grad_()
-    (copy_to(x, None) * mine[rank]).sum().backward()
+    (copy_to(x, group) * mine[rank]).sum().backward()
     compare("copy, back", x.grad, sum(mine))
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_regions_and_their_conjugates(ranks: int) -> None:
-    assert run(regions, ranks=ranks, fabric="loopback") == [{}] * ranks
+def test_regions_and_their_conjugates() -> None:
+    assert run(every_degree, regions, ranks=4, fabric="loopback") == [{1: {}, 2: {}, 4: {}}] * 4
 
 
 def refused() -> dict[str, str]:

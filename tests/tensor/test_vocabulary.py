@@ -12,21 +12,20 @@ from torch import nn
 
 from course_lib.launch import run
 from course_lib.tensor import VocabParallelEmbedding, collect, full_state, vocab_parallel_cross_entropy
-from tests.tensor.given import apart, numbers, rough
+from tests.tensor.given import apart, every_degree, numbers, rough
 
 VOCABS = (5, 8, 11)  # 5 on 4 ranks leaves the last rank nothing but padding
 GARBAGE = 1e6
 
 
-def local(scores: torch.Tensor) -> torch.Tensor:
+def local(scores: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """This rank's columns, with columns of no meaning behind the last of the vocabulary."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     padded = F.pad(scores.detach(), (0, -scores.shape[-1] % ranks), value=GARBAGE)
     return padded.chunk(ranks, dim=-1)[rank].clone().requires_grad_()
 
 
-def cross_entropies() -> dict:
-    torch.set_num_threads(1)
+def cross_entropies(group: dist.ProcessGroup) -> dict:
     wrong = {}
     for vocab in VOCABS:
         for ignore in (-100, 3):
@@ -37,58 +36,57 @@ def cross_entropies() -> dict:
                     targets[1, :2] = ignore
                     want = F.cross_entropy(whole.flatten(0, 1), targets.flatten(), ignore_index=ignore,
                                            reduction=reduction)
-                    part = local(whole)
-                    got = vocab_parallel_cross_entropy(part, targets, None, vocab, ignore_index=ignore,
+                    part = local(whole, group)
+                    got = vocab_parallel_cross_entropy(part, targets, group, vocab, ignore_index=ignore,
                                                        reduction=reduction)
                     upstream = numbers(*got.shape, seed=1)
                     (got * upstream).sum().backward()
                     (want * upstream.view(want.shape)).sum().backward()
-                    padding = collect(part.grad, -1, None)[..., vocab:]
+                    padding = collect(part.grad, -1, group)[..., vocab:]
                     wrong[vocab, ignore, reduction, scale] = apart(
-                        {"loss": got.reshape(want.shape), "scores": collect(part.grad, -1, None)[..., :vocab],
+                        {"loss": got.reshape(want.shape), "scores": collect(part.grad, -1, group)[..., :vocab],
                          "padding": padding},
                         {"loss": want, "scores": whole.grad, "padding": torch.zeros_like(padding)})
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_cross_entropy_is_that_of_the_whole_scores(ranks: int) -> None:
-    for wrong in run(cross_entropies, ranks=ranks, fabric="loopback"):
-        assert len(wrong) == 36 and not any(wrong.values()), wrong
+def test_cross_entropy_is_that_of_the_whole_scores() -> None:
+    for found in run(every_degree, cross_entropies, ranks=4, fabric="loopback"):
+        for wrong in found.values():
+            assert len(found) == 3 and len(wrong) == 36 and not any(wrong.values()), found
 
 
-def embeddings() -> dict:
-    torch.set_num_threads(1)
+def embeddings(group: dist.ProcessGroup) -> dict:
     wrong, tokens = {}, torch.arange(12).view(3, 4)
     for vocab in VOCABS:
         for sequence in (False, True):
             whole = rough(nn.Embedding(vocab, 6))
-            ours = VocabParallelEmbedding.shard(whole, None, sequence_parallel=sequence)
+            ours = VocabParallelEmbedding.shard(whole, group, sequence_parallel=sequence)
             want = whole(tokens % vocab)
             got = ours(tokens % vocab)
-            got = collect(got, 1, None) if sequence else got
+            got = collect(got, 1, group) if sequence else got
             for y in (want, got):
                 (y * numbers(*y.shape, seed=1)).sum().backward()
             wrong[vocab, sequence] = apart({"y": got, **full_state(ours, gradients=True)},
                                            {"y": want, "weight": whole.weight.grad})
-            rows = range(dist.get_rank() * len(ours.weight), (dist.get_rank() + 1) * len(ours.weight))
+            rows = range(dist.get_rank(group) * len(ours.weight), (dist.get_rank(group) + 1) * len(ours.weight))
             padding = [i for i, row in enumerate(rows) if row >= vocab]
             if ours.weight[padding].any() or ours.weight.grad[padding].any():
                 wrong[vocab, sequence]["padding"] = 1.0
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_embedding_is_that_of_the_whole_table(ranks: int) -> None:
-    for wrong in run(embeddings, ranks=ranks, fabric="loopback"):
-        assert len(wrong) == 6 and not any(wrong.values()), wrong
+def test_embedding_is_that_of_the_whole_table() -> None:
+    for found in run(every_degree, embeddings, ranks=4, fabric="loopback"):
+        for wrong in found.values():
+            assert len(found) == 3 and len(wrong) == 6 and not any(wrong.values()), found
 
 
 def edges() -> dict:
     """Dtypes, a window without targets, and what is refused."""
     torch.set_num_threads(1)
     whole, targets = numbers(2, 3, 8).bfloat16(), torch.full((2, 3), 5)
-    part = local(whole)
+    part = local(whole, None)
     loss = vocab_parallel_cross_entropy(part, targets, None, 8)
     loss.backward()
 
@@ -108,8 +106,8 @@ def edges() -> dict:
     return {
         "loss": (loss.item(), F.cross_entropy(whole.float().flatten(0, 1), targets.flatten()).item(), loss.dtype),
         "grad": part.grad.dtype,
-        "nothing": vocab_parallel_cross_entropy(local(whole), torch.full((2, 3), -100), None, 8).item(),
-        "nothing, summed": vocab_parallel_cross_entropy(local(whole), torch.full((2, 3), -100), None, 8,
+        "nothing": vocab_parallel_cross_entropy(local(whole, None), torch.full((2, 3), -100), None, 8).item(),
+        "nothing, summed": vocab_parallel_cross_entropy(local(whole, None), torch.full((2, 3), -100), None, 8,
                                                         reduction="sum").item(),
         "target": said(part, targets + 3, None, 8),
         "negative": said(part, targets - 6, None, 8),
