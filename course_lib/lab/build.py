@@ -119,13 +119,16 @@ def _difference(lab: Path, text: str) -> str:
 
 def _outdated(stored: Path, full: NotebookNode) -> str:
     """Whether the executed notebook ran other code than the solution has now. Its prose is allowed to be older."""
-    there = [(cell.id, cell.source) for cell in nbformat.read(stored, as_version=4).cells
-             if cell.cell_type == "code" and cell.id != INJECTED]
+    try:
+        cells = nbformat.read(stored, as_version=4).cells
+    except Exception:  # nbformat raises many kinds for a file that is not a notebook
+        return "it is not a readable notebook"
+    there = [(cell.get("id"), cell.source) for cell in cells if cell.cell_type == "code" and cell.get("id") != INJECTED]
     wanted = [(cell.id, cell.source) for cell in full.cells if cell.cell_type == "code"]
+    if there == wanted:
+        return ""
     changed = [identity for identity, source in wanted if (identity, source) not in there]
-    if changed or len(there) != len(wanted):
-        return f'was run with other code, first in cell "{changed[0]}"' if changed else "was run with other cells"
-    return ""
+    return f'was run with other code, first in cell "{changed[0]}"' if changed else "was run with other cells"
 
 
 def _write(path: Path, text: str) -> bool:

@@ -45,13 +45,19 @@ class Board:
         self._page = mmap.mmap(-1, max(1, ranks) * _SLOTS * _SLOT)
         self._slot_of: dict[str, int] = {}
         self._next = itertools.count()  # lanes belong to different threads
+        self._shared = "", False
 
     def write(self, rank: int, lane: str, members: Sequence[int] | None, entered: int, finished: int,
               text: str) -> None:
         """Only `rank` itself writes, so it alone hands out its slots. Beyond the last one, lanes share it."""
         if lane not in self._slot_of:
             self._slot_of[lane] = min(next(self._next), _SLOTS - 1)
-        rest = _packed(lane, members, text)
+        if self._slot_of[lane] == _SLOTS - 1:
+            held, stuck = self._shared
+            if stuck and held != lane:
+                return  # of the lanes that share the last slot, none may hide one that is inside
+            self._shared = lane, entered > finished
+        rest = _packed(lane, "all" if members and len(members) == self.ranks else members, text)
         at = (rank * _SLOTS + self._slot_of[lane]) * _SLOT
         self._page[at: at + _HEAD.size + len(rest)] = _HEAD.pack(entered, finished, time.monotonic(), len(rest)) + rest
 
@@ -67,8 +73,8 @@ class Board:
                 lane, members, text = json.loads(self._page[at + _HEAD.size: at + _HEAD.size + size])
             except ValueError:  # it is being written at this moment
                 continue
-            found.append(Status(rank, lane, None if members is None else tuple(members), entered, finished, changed,
-                                text))
+            who = range(self.ranks) if members == "all" else members
+            found.append(Status(rank, lane, None if who is None else tuple(who), entered, finished, changed, text))
         return sorted(found, key=lambda s: -s.changed)
 
     def explain(self) -> str:
@@ -87,11 +93,11 @@ class Board:
         return "\n".join(lines)
 
 
-def _packed(lane: str, members: Sequence[int] | None, text: str) -> bytes:
+def _packed(lane: str, members: Sequence[int] | str | None, text: str) -> bytes:
     """At most what fits in a slot: the text gives way first, then the list of members."""
     space = _SLOT - _HEAD.size
     for part, who in ((text, members), (text[:80], members), (text[:80], None)):
-        body = json.dumps([lane, None if who is None else list(who), part]).encode()
+        body = json.dumps([lane, who if who is None or who == "all" else list(who), part]).encode()
         if len(body) <= space:
             return body
     return json.dumps([lane[:40], None, text[:40]]).encode()

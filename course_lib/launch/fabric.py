@@ -120,6 +120,9 @@ class Fabric:
             limited = placed.rate_gbit() is not None or placed.latency_s() > 0
             kind = (("shaped" if shaped_works() else "paced") if limited else
                     "nccl" if gpus() >= ranks else "loopback")
+        if kind == "nccl" and (placed.rate_gbit() is not None or placed.latency_s() > 0):
+            raise ValueError("on nccl the hardware sets rate and latency, and this fabric asks for its own: leave them "
+                             'out, or use kind="auto" (the labs need the wires that they name)')
         if kind == "nccl" and gpus() < ranks:
             raise ValueError(f"{ranks} NCCL ranks need {ranks} GPUs and this machine shows {gpus()}: two NCCL ranks "
                              'never share a GPU. Use fabric="shaped" or "paced" (gloo carries CUDA tensors too)')

@@ -42,7 +42,7 @@ def supervise(client: socket.socket, scratch: str) -> None:
         request: Request = frames.receive(client)
         board = Board(request.ranks)
         try:
-            ranks = _start(request, scratch, board)
+            _start(request, scratch, board, ranks)
         except OSError as error:
             frames.send(client, ("not_started", str(error)))
             return
@@ -58,13 +58,15 @@ def supervise(client: socket.socket, scratch: str) -> None:
         frames.send(client, final)
 
 
-def _start(request: Request, scratch: str, board: Board) -> list[_Rank]:
+def _start(request: Request, scratch: str, board: Board, ranks: list[_Rank]) -> None:
+    """Fork the ranks into `ranks`, so that those already there are known when a later one fails."""
     shaped = request.fabric.kind == "shaped"
     wires = wires_of(request.fabric) if shaped else None
     if shaped:
         netns.make_switch(wires)
     store, me = os.path.join(scratch, "store"), os.getpid()
-    ranks = [_fork(request, rank, wires, store, board, me, scratch) for rank in range(request.ranks)]
+    for rank in range(request.ranks):
+        ranks.append(_fork(request, rank, wires, store, board, me, scratch))
     if shaped:
         for r in ranks:
             r.link.settimeout(20)
@@ -74,7 +76,6 @@ def _start(request: Request, scratch: str, board: Board) -> list[_Rank]:
         for r in ranks:
             r.link.sendall(b"g")
             r.link.settimeout(None)
-    return ranks
 
 
 def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: int, scratch: str) -> _Rank:

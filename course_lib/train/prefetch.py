@@ -13,7 +13,8 @@ from course_lib.record import active, now
 
 
 class Prefetch:
-    """Iterate over `loader` with up to `depth` batches read, and copied to `device`, ahead of their use.
+    """Iterate over `loader` with batches read, and copied to `device`, ahead of their use: `depth` that wait, and the
+    one that the reader has at hand meanwhile.
 
     Reading runs in a thread, one per iteration, so it overlaps compute that releases the interpreter lock (torch
     operators, sleeping, a device). A `DataLoader` with workers does the same in processes; wrapped in this class it

@@ -152,7 +152,8 @@ def _judge(choice: Choice) -> tuple[str, str]:
     names = choice.candidates
     fastest = min(names, key=lambda n: measured[n].median_s)
     best = next(n for n in names if n == fastest or not beats(measured[fastest], measured[n]))
-    if not beats(measured[best], measured["serial"]):
+    gains = any(beats(measured[n], measured["serial"]) for n in names)
+    if not gains and not beats(measured[best], measured[DEFAULT]):
         return DEFAULT, ("Nothing to gain here: no layout is clearly faster than one all-reduce after backward "
                          f"({_ms(measured['serial'])}). Keep DDP's default ({_ms(measured[DEFAULT])}).")
     if best != fastest:

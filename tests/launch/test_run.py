@@ -171,6 +171,18 @@ def test_a_group_of_some_ranks_is_blamed_by_its_own_collectives():
         "The others of ranks 2, 3 wait for rank 3 to enter collective #2."]
 
 
+def test_the_board_names_the_late_rank_of_many_and_hides_no_lane_that_is_stuck():
+    from course_lib.launch.board import Board
+    board, everybody = Board(256), tuple(range(256))
+    for rank in everybody:
+        board.write(rank, "0/collective", everybody, 3 - (rank == 255), 2, "all_reduce")
+    assert "The others wait for rank 255 to enter collective #3." in board.explain()
+    board = Board(1)
+    for lane in range(40):
+        board.write(0, f"{lane}/collective", None, 1, int(lane != 35), f"lane {lane}")
+    assert "is still inside lane 35" in board.explain()
+
+
 def test_a_receive_that_nobody_serves_names_its_sender():
     def stuck():
         import torch
@@ -332,6 +344,11 @@ def test_a_warm_start_costs_a_fraction_of_a_cold_one():
 def test_impossible_arguments_are_refused_in_a_sentence(arguments, says):
     with pytest.raises(ValueError, match=says):
         run(int, **arguments)
+
+
+def test_a_rate_on_nccl_is_refused_because_the_hardware_sets_it():
+    with pytest.raises(ValueError, match="hardware sets rate"):
+        Fabric(gbit=1.0, kind="nccl").resolved(2)
 
 
 @pytest.mark.parametrize("arguments, says", [

@@ -70,18 +70,29 @@ def test_where_the_default_is_best_it_stays():
     assert found.best == "ddp default" and found.ddp_arguments == {} and "leave it" in found.verdict
 
 
+def test_a_layout_that_only_ties_with_one_all_reduce_is_taken_where_the_default_is_worse():
+    found = choice(serial=100.0, ddp_default=120.0, c4=100.2)
+    assert found.best == "4 MB" and "120" in found.verdict and "saved" in found.verdict
+
+
+def test_no_layout_is_faster_is_said_only_where_none_is():
+    found = choice(serial=100.0, ddp_default=99.2, c4=98.4)
+    assert found.best == "ddp default" and "tie" in found.verdict.lower()
+    assert "Nothing to gain" in choice(serial=100.0, ddp_default=99.7, c4=99.5).verdict
+
+
 def test_a_busy_machine_is_said():
     assert "machine was busy" in choice(ddp_default=150, plan=120, jitter=30.0).verdict
     assert "machine was busy" not in choice(ddp_default=150, plan=120).verdict
 
 
 @pytest.mark.parametrize("times, says", [
-    ({"comm": 10.0}, "Nothing to gain here: r = 0.1"),
-    ({"comm": 350.0}, "4 instead of 1"),
-    ({"serial": 120.0}, "no layout is clearly faster than one all-reduce"),
+    ({"comm": 10.0, "plan": 120.0}, "Nothing to gain here: r = 0.1"),
+    ({"comm": 350.0, "plan": 120.0}, "4 instead of 1"),
+    ({"serial": 150.0, "plan": 149.5}, "no layout is clearly faster than one all-reduce"),
 ])
 def test_nothing_is_recommended_where_overlap_does_not_pay(times, says):
-    found = choice(ddp_default=150, plan=120, **times)
+    found = choice(ddp_default=150, **times)
     assert says in found.verdict and found.best == "ddp default" and found.ddp_arguments == {}
 
 

@@ -53,6 +53,10 @@ MISTAKES = {
 }
 
 
+TOLERANCE = 2e-4
+"""Of the arrival: a search over a thousand sizes is right too, and the curve is flat where it is least."""
+
+
 class Case(NamedTuple):
     G: float
     a: float
@@ -149,7 +153,7 @@ def _row(name: str, expected: str, cases: list[Case]) -> Row:
     for c in cases:
         right = c.right()
         inside = math.isfinite(c.got) and 0 < c.got <= c.G * (1 + 1e-9)
-        if not inside or c.arrival(c.got) > c.arrival(right) * (1 + 1e-5):
+        if not inside or c.arrival(c.got) > c.arrival(right) * (1 + TOLERANCE):
             later = f", which arrives {(c.arrival(c.got) - c.arrival(right)) * 1e3:.3g} ms later" if inside else ""
             return Row(name, False, expected, f"{c}{later}; the best is {right / MB:.4g} MB")
     return Row(name, True, expected, f"held on {len(cases)} of {len(cases)} wires")

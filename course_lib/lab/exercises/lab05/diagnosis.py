@@ -97,14 +97,13 @@ def _mistake(played: dict[str, list], rows: tuple[Row, ...]) -> str:
     for mistake, readings in WRONG.items():
         if any(all(_same(got, read_step(spans, reading)) for spans, got in every) for reading in readings):
             return mistake
-    if all(row.ok for row in rows if row.name.startswith("trace")):
-        return "knows_only_the_given"
     causes = {mistake: readings for mistake, readings in WRONG.items() if mistake in ("busy_for_useful",
               "wait_for_transfer", "wrong_order", "first_rank_only")}  # fmt: skip
     for mistake, readings in causes.items():  # the same causes, whatever number stands beside them
         if any(all(got[0] == read_step(spans, reading)[0] for spans, got in every) for reading in readings):
             return mistake
-    return ""
+    given = [row.ok for row in rows if row.name.startswith("trace")]
+    return "knows_only_the_given" if all(given) and sum(row.ok for row in rows) == len(given) else ""
 
 
 def _plain(got: Any) -> tuple[str, float] | None:

@@ -76,14 +76,11 @@ def union_of_intervals(answer: Callable[[Spans], Spans], draw: random.Random) ->
     cases: dict[str, list[Case]] = {kind: [] for kind in kinds}
     for kind, lists in kinds.items():
         for spans in lists:
-            given, shown = list(spans), f"union({spans})"
-            got = call(answer, given, shown=shown)
+            shown = f"union({spans})"
+            got = call(answer, list(spans), shown=shown)
             if got is None:
                 row = Row("returns the union", False, "a list of (start, stop)", f"{shown} gave None")
                 return Verdict((row,), "no_result")
-            if given != spans:
-                row = Row("leaves the list it was given as it was", False, "spans unchanged", f"{shown} changed it")
-                return Verdict((row,))
             try:
                 cases[kind].append(Case(spans, [(int(start), int(stop)) for start, stop in got]))
             except (TypeError, ValueError):

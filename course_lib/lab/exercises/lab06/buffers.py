@@ -57,6 +57,8 @@ MISTAKES = {
     "If you add the next gradient to it, the old one travels again, and is counted again: replace it (copy_). The same "
     "happens if finish adds a buffer that was collected already.",
     "never_divides": "Your result is the sum over the ranks. The mean is wanted: divide by `self.wire.ranks`.",
+    "keeps_the_handle": "After finish a handle is still in `self.handles`, though it was waited for. The next window "
+    "finds it, and adds what its buffer held once more. Set it back to None when you have collected it.",
     "keeps_the_total": "The first window is right, the second is not: it begins with what the first left behind. Give "
     "the next window a new total of zeros. Setting the old one to zero in place also empties the result that you "
     "returned, if it is the same tensor.",
@@ -73,6 +75,8 @@ class Played(NamedTuple):
     added_in_flight: list[int]
     overwritten: list[int]
     counted: list[list[float]]
+    kept: bool
+    """Whether a handle was left in `handles` after finish."""
 
     def early(self) -> list[int]:
         """Micro-steps that were waited for before the call of the micro-step after the next."""
@@ -142,7 +146,9 @@ def _mistake(first: list[Played]) -> str:
         return "counts_twice"
     if any(abs(c) < 1e-4 for row in counts for c in row[-2:]):
         return "drops_the_last"
-    return "keeps_the_total" if all(p.right() for p in first) else ""
+    if all(p.right() for p in first):
+        return "keeps_the_handle" if all(p.kept for p in first) else "keeps_the_total"
+    return ""
 
 
 def _windows(answer: type, N: int, ranks: int, draw: random.Random) -> list[Played]:
@@ -170,7 +176,8 @@ def _windows(answer: type, N: int, ranks: int, draw: random.Random) -> list[Play
             raise Broke(f"finish() returned {_short(means[0])}; the mean gradient is a 1-D tensor like the buffers")
         counted = (means[0].detach() * ranks / values).view(N, ranks).tolist()
         mine = wires[0]
-        played.append(Played(number, ranks, N, mine.works, mine.added_in_flight, mine.overwritten, counted))
+        kept = any(handle is not None for handle in getattr(doubles[0], "handles", ()))
+        played.append(Played(number, ranks, N, mine.works, mine.added_in_flight, mine.overwritten, counted, kept))
     return played
 
 
