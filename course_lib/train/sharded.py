@@ -17,7 +17,7 @@ from course_lib.launch.wire import Wire
 from course_lib.train.base import Strategy
 from course_lib.train.clip import clip_grad_norm
 from course_lib.train.hooks import Slot
-from course_lib.train.sharded_gather import Gathers
+from course_lib.train.sharded_gather import Gathers, Station
 from course_lib.train.sharded_layout import checked, layers, stations
 from course_lib.train.sharded_state import (
     full_optimizer_state,
@@ -55,8 +55,9 @@ class Sharded(Strategy):
 
     Stage 1 keeps the whole gradient, so micro-steps can run under `no_sync()`. In stages 2 and 3 that would bring the
     whole gradient back into memory, and `no_sync()` is refused, unless `whole_gradients=True` says that this is meant;
-    windows then send as in N = 1. At most two units' gradients are whole at a time otherwise; `find_unused=True` allows
-    parameters without a gradient, and gives that limit up, since a rank cannot know what others wait for.
+    windows then send as in N = 1. Otherwise the gradient of one unit travels while that of the next is computed, and is
+    waited for before the next leaves; `find_unused=True` allows parameters without a gradient, and lets all units
+    travel at once, since a rank cannot know what the others still wait for.
     """
 
     def __init__(self, module: nn.Module, stage: int, units: Sequence[str] | None = None, prefetch: int = 1,
@@ -74,9 +75,10 @@ class Sharded(Strategy):
         self.units = [unit for place in places for unit in place.units]
         self._home = {slot.index: (unit, place) for place in places for unit in place.units for slot in unit.slots}
         self.ids |= {id(piece) for piece in self.shards()}
-        self.gathers = Gathers(places, prefetch, keep=stage < 3)
+        self.gathers = Gathers(places, prefetch, stage < 3, weakref.WeakMethod(self._passed))
         self._flying: deque[tuple[Unit, torch.Tensor, dist.Work]] = deque()
         self._sent = self._left = 0  # reductions since the ranks last compared notes, and to come in this backward
+        self._begin_backward()
 
     # the training loop's side
 
@@ -155,26 +157,36 @@ class Sharded(Strategy):
         super()._agree(call)
 
     def _before_forward(self) -> None:
-        if self.gathers.in_backward:  # it raised, perhaps before any gradient, and others wait for its gathers
-            self.gathers.end_pass()
-            self.progress.in_backward, self.progress.running = True, self.progress.running or self.progress.armed
-        self._wait_for_all()
+        if self.gathers.in_backward:
+            self._complete_broken_backward()
+        self._begin_backward()
         super()._before_forward()
+
+    def _complete_broken_backward(self) -> None:
+        """The last backward raised, perhaps before any gradient, and the others wait for what it left out."""
+        progress = self.progress
+        if not progress.in_backward:
+            progress.in_backward, progress.running, self._left = True, progress.armed, len(self.units)
+        self.gathers.issue_rest()
+        while progress.running and self._left:
+            self._launch()
+        self.gathers.end_pass()
 
     def _before_synchronised_backward(self) -> None:
         self._left = len(self.units)
 
     def _gradient_ready(self, slot: Slot) -> None:
         unit, station = self._home[slot.index]
-        if self.stage > 1 and unit.gradient is None:
-            self._arrive(1 if not self.find_unused else len(self.units))
-        unit.take(slot)
         unit.waiting -= 1
         if station.index and not any(other.waiting for other in station.units):
             self.gathers.used(station)
-        if self.progress.running:
-            while self._left and not self.units[self._left - 1].waiting:
-                self._launch()
+
+    def _passed(self, station: Station) -> None:
+        """Backward has gone on from a station whose gradients are all there. Reductions leave in the reverse order of
+        the units, on every rank, whatever it used."""
+        self._ready |= {unit.index for unit in station.units}
+        while self.progress.running and self._left and self._left - 1 in self._ready:
+            self._launch()
 
     def _after_synchronised_backward(self) -> None:
         while self._left:
@@ -182,17 +194,21 @@ class Sharded(Strategy):
 
     def _end_backward(self) -> None:
         super()._end_backward()
-        self._wait_for_all()
+        for unit in self.units:
+            unit.collect()
+        self._begin_backward()
 
-    def _wait_for_all(self) -> None:
+    def _begin_backward(self) -> None:
+        self._ready: set[int] = set()
         for unit in self.units:
             unit.waiting = len(unit.slots)
 
     def _launch(self) -> None:
-        """Reductions leave in the reverse order of the units, on every rank, whatever it used."""
         self._left -= 1
-        unit = self.units[self._left]
         self._sent += 1
+        self._arrive(len(self.units) if self.find_unused else 0)
+        unit = self.units[self._left]
+        unit.collect()
         self._flying.append((unit, *unit.reduce(self.op)))
 
     def _arrive(self, allowed: int) -> None:

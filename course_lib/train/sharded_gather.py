@@ -33,10 +33,13 @@ class Station:
 
 class Gathers:
     """Gathers `stations` (the root first, then in order of registration), each `prefetch` stations before it is needed.
-    With `keep`, what has been gathered stays until the optimizer steps, and all leave at once."""
+    With `keep`, what has been gathered stays until the optimizer steps, and all leave at once. `passed` is told
+    of each station that backward has used and left."""
 
-    def __init__(self, stations: Sequence[Station], prefetch: int, keep: bool) -> None:
+    def __init__(self, stations: Sequence[Station], prefetch: int, keep: bool,
+                 passed: weakref.WeakMethod[Callable[[Station], None]]) -> None:
         self._stations, self._keep = list(stations), keep
+        self._passed = passed
         self._ahead = len(self._stations) if keep else prefetch
         self._order: list[Station] = []  # of the pass that is under way: what has not been issued yet
         self.in_backward = False
@@ -70,8 +73,8 @@ class Gathers:
         self._spent.add(station.index)
 
     def end_pass(self, kept: Sequence[Station] = ()) -> None:
-        """Issue what is left of the pass, so that all ranks have issued the same, and free all but `kept`."""
-        self._issue(len(self._order))
+        """Issue what is left of the pass, and free all but `kept`."""
+        self.issue_rest()
         self.in_backward = False
         self._spent.clear()
         for station in self._stations:
@@ -84,17 +87,23 @@ class Gathers:
             self.in_backward, self._order = True, self._stations[:0:-1]
             Variable._execution_engine.queue_callback(self.end_pass)
         self._spent.discard(station.index)
-        if not self._keep:
-            for index in self._spent:
-                self._stations[index].free()
-            self._spent.clear()
+        spent, self._spent = [self._stations[index] for index in self._spent], set()
+        for other in spent:
+            if not self._keep:
+                other.free()
+            if self.in_backward and (passed := self._passed()) is not None:
+                passed(other)
         if station in self._order:
             self._issue(self._order.index(station) + 1 + self._ahead)
         elif not all(unit.whole or unit.coming for unit in station.units):
-            self._issue(len(self._order))
+            self.issue_rest()
             self._gather(station)
         for unit in station.units:
             unit.wait()
+
+    def issue_rest(self) -> None:
+        """Begin to gather what is left of the pass, so that all ranks have issued the same."""
+        self._issue(len(self._order))
 
     def _issue(self, count: int) -> None:
         """Gather the next `count` stations of the pass."""

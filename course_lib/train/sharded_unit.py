@@ -113,13 +113,19 @@ class Unit:
 
     # gradients
 
-    def take(self, slot: Slot) -> None:
-        """Move a gradient into the flat one, in float32 at least."""
-        if self.gradient is None:
-            self.gradient = torch.zeros(sum(self.sizes), dtype=self.wide, device=self._flat.device)
-        at = self.slots.index(slot)
-        self.gradient.split(self.sizes)[at].add_(slot.param.grad.flatten())
-        slot.param.grad = None
+    def collect(self) -> None:
+        """Move the gradients of a backward pass into the flat one, in float32 at least."""
+        if all(slot.param.grad is None for slot in self.slots):
+            return
+        fresh = self.gradient is None
+        if fresh:
+            self.gradient = torch.empty(sum(self.sizes), dtype=self.wide, device=self._flat.device)
+        for slot, view in zip(self.slots, self.shape(self.gradient)):
+            if slot.param.grad is not None:
+                (view.copy_ if fresh else view.add_)(slot.param.grad)
+                slot.param.grad = None
+            elif fresh:
+                view.zero_()
 
     def reduce(self, op: str) -> tuple[torch.Tensor, dist.Work]:
         """Send the gradient on its way; the unit gives it away."""

@@ -18,6 +18,7 @@ from tests.benchmarks import (  # noqa: F401  they register themselves
     bench_pipeline,
     bench_plan,
     bench_recorder,
+    bench_sharded,
     bench_tune,
 )
 from tests.benchmarks.harness import BENCHMARKS
