@@ -346,7 +346,7 @@ ways = {"every update": ("bucketed", {}), "delay 1": ("delayed", {"delay": 1}), 
         "H = 8": ("local_sgd", {"every": 8}), "H = 32": ("local_sgd", {"every": 32}),
         "DiLoCo": ("diloco", {"every": 32})}
 budget = 2.0 if quick else 8.0
-curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=8 if quick else 32, seed=seed)
+curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=8 if quick else 16, seed=seed)
 equal = min(points[-1].update for points in curves.values())
 for name, points in curves.items():
     last, by_update, by_time = points[-1], loss_at(points, "update", equal), loss_at(points, "seconds", budget)
@@ -406,8 +406,8 @@ for name, points in curves.items():
 def drawn(gbit, seconds):
     seen = {name: [(p.update * predicted_s(name, gbit), p.loss) for p in points if p.update]
             for name, points in curves.items()}
-    return lines({name: [pair for pair in row if pair[0] <= seconds] for name, row in seen.items()}, x="seconds",
-                 y="held-out loss, nats a byte", title=f"{gbit:g} Gbit/s",
+    shown = {name: row[:1] + [pair for pair in row[1:] if pair[0] <= seconds] for name, row in seen.items()}
+    return lines(shown, x="seconds", y="held-out loss, nats a byte", title=f"{gbit:g} Gbit/s",
                  provenance="seconds from the formula, losses measured by update")
 
 
