@@ -427,8 +427,10 @@ sliders(drawn, {"gbit": "link, Gbit/s", "seconds": "seconds"}, gbit=(0.01, [0.00
 #   state. And inside a round each rank has other parameters: rank 0's file is not the model.
 # - **Steps counted by rank.** If one rank makes one local step fewer, the round ends at different times, and the ranks
 #   wait for each other for ever, or average what does not belong together.
-# - **Judging by updates.** Local steps look bad by updates and good by seconds. Delay looks harmless until the learning
-#   rate is one that plain training only just bears.
+# - **Judging by updates.** Local steps look bad by updates and good by seconds.
+# - **Keeping the learning rate.** On a parabola of curvature λ, plain steps converge for η·λ < 2, with a delay of 1 only
+#   for η·λ < 1 (the roots of z² − z + η·λ leave the unit circle there). A rate that plain training just bears is too
+#   large for a late one.
 #
 # ## Review
 #
