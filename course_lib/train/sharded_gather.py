@@ -38,33 +38,34 @@ class Gathers:
 
     def __init__(self, stations: Sequence[Station], prefetch: int, keep: bool,
                  passed: weakref.WeakMethod[Callable[[Station], None]]) -> None:
-        self._stations, self._keep = list(stations), keep
+        self.stations, self._keep = list(stations), keep
         self._passed = passed
-        self._ahead = len(self._stations) if keep else prefetch
-        self._order: list[Station] = []  # of the pass that is under way: what has not been issued yet
+        self._ahead = len(self.stations) if keep else prefetch
+        self._order: list[Station] = []  # of the pass that is under way
+        self._next = 0  # what of it is to be issued next
         self.in_backward = False
         self._spent: set[int] = set()  # stations that this pass has used
         self.issued = 0
         """Which gathers were issued, in their order, as one number: the same on every rank, as long as they pair up."""
-        self._handles = [handle for station in self._stations for handle in _hooks(weakref.ref(self), station)]
+        self._detach = weakref.finalize(self, _remove, [
+            handle for station in self.stations for handle in _hooks(weakref.ref(self), station.index, station.module)])
 
     def close(self) -> None:
         """Take the hooks off the modules, and leave every parameter whole."""
-        for handle in self._handles:
-            handle.remove()
+        self._detach()
         self.all()
 
     def invalidate(self) -> None:
         """The master weights are about to change: what has been gathered is old."""
-        for station in self._stations:
+        for station in self.stations:
             station.free()
 
     def all(self) -> None:
         """Gather everything and wait for it."""
         self.end_pass()
-        for station in self._stations:
+        for station in self.stations:
             self._gather(station)
-        for unit in (unit for station in self._stations for unit in station.units):
+        for unit in (unit for station in self.stations for unit in station.units):
             unit.wait()
 
     def used(self, station: Station) -> None:
@@ -77,17 +78,18 @@ class Gathers:
         self.issue_rest()
         self.in_backward = False
         self._spent.clear()
-        for station in self._stations:
+        for station in self.stations:
             if not self._keep and station not in kept:
                 station.free()
 
     def need(self, station: Station) -> None:
         """Return when the units of `station` are whole, with the next ones on their way."""
         if _in_backward() and not self.in_backward:
-            self.in_backward, self._order = True, self._stations[:0:-1]
+            self.in_backward = True
+            self._begin(self.stations[:0:-1])
             Variable._execution_engine.queue_callback(self.end_pass)
         self._spent.discard(station.index)
-        spent, self._spent = [self._stations[index] for index in self._spent], set()
+        spent, self._spent = [self.stations[index] for index in self._spent], set()
         for other in spent:
             if not self._keep:
                 other.free()
@@ -95,21 +97,24 @@ class Gathers:
                 passed(other)
         if station in self._order:
             self._issue(self._order.index(station) + 1 + self._ahead)
-        elif not all(unit.whole or unit.coming for unit in station.units):
+        if not all(unit.whole or unit.coming for unit in station.units):  # it was freed in this pass
             self.issue_rest()
             self._gather(station)
         for unit in station.units:
             unit.wait()
 
+    def _begin(self, order: Sequence[Station]) -> None:
+        self._order, self._next = list(order), 0
+
     def issue_rest(self) -> None:
         """Begin to gather what is left of the pass, so that all ranks have issued the same."""
         self._issue(len(self._order))
 
-    def _issue(self, count: int) -> None:
-        """Gather the next `count` stations of the pass."""
-        now, self._order = self._order[:count], self._order[count:]
-        for station in now:
+    def _issue(self, stop: int) -> None:
+        """Gather the stations of the pass before place `stop`."""
+        for station in self._order[self._next:stop]:
             self._gather(station)
+        self._next = max(self._next, min(stop, len(self._order)))
 
     def _gather(self, station: Station) -> None:
         for unit in station.units:
@@ -120,15 +125,15 @@ class Gathers:
 
     def before_forward(self, station: Station) -> None:
         if station.index == 0 and not _in_backward():
-            self.end_pass(self._stations[:1] + self._stations[-1:])
-            self._order = list(self._stations)
+            self.end_pass(self.stations[:1] + self.stations[-1:])
+            self._begin(self.stations)
         self.need(station)
 
     def after_forward(self, station: Station, output: Any) -> None:
         if _in_backward():  # a checkpoint's second forward: its backward comes next
             return
         if station.index == 0:
-            self.end_pass(self._stations[:1] + self._stations[-1:])
+            self.end_pass(self.stations[:1] + self.stations[-1:])
         else:
             self.used(station)
         if not torch.is_grad_enabled():
@@ -140,7 +145,7 @@ class Gathers:
                             "lists or dicts of tensors")
         for tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(_needed(weakref.ref(self), station))
+                tensor.register_hook(_needed(weakref.ref(self), station.index))
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -155,21 +160,27 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _needed(gathers: weakref.ref[Gathers], station: Station) -> Callable[[torch.Tensor], None]:
+def _needed(gathers: weakref.ref[Gathers], index: int) -> Callable[[torch.Tensor], None]:
     def hook(_grad: torch.Tensor) -> None:
         if (me := gathers()) is not None:
-            me.need(station)
+            me.need(me.stations[index])
     return hook
 
 
-def _hooks(gathers: weakref.ref[Gathers], station: Station) -> Iterator[Any]:
+def _hooks(gathers: weakref.ref[Gathers], index: int, module: nn.Module) -> Iterator[Any]:
+    """Weak, so that a module does not keep the shards of an old wrapper alive."""
     def before(_module: nn.Module, _inputs: Any) -> None:
         if (me := gathers()) is not None:
-            me.before_forward(station)
+            me.before_forward(me.stations[index])
 
     def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
         if (me := gathers()) is not None:
-            me.after_forward(station, output)
+            me.after_forward(me.stations[index], output)
 
-    yield station.module.register_forward_pre_hook(before)
-    yield station.module.register_forward_hook(after)
+    yield module.register_forward_pre_hook(before)
+    yield module.register_forward_hook(after)
+
+
+def _remove(handles: list) -> None:
+    for handle in handles:
+        handle.remove()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import cache
 
 import pytest
@@ -10,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.launch import run
-from course_lib.train import Sharded, accumulate, data, wrap
+from course_lib.record import recording
+from course_lib.train import Sharded, accumulate, data, emulated, wrap
 from course_lib.train.clip import clip_grad_norm
 from course_lib.train.data import count_of
 from course_lib.train.gpt import squared_loss
@@ -304,6 +307,38 @@ def test_a_backward_that_raises_costs_one_window(got) -> None:
         for rank in (one, two):
             for name, value in want.items():
                 torch.testing.assert_close(rank[stage][1][name], value, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks
+def overlap():
+    """For each unit but the first: did its first message of forward, and of backward, leave before the layer before it
+    (in that pass) had ended? And is a wrapper gone when nobody holds it?"""
+    out = {}
+    for prefetch in (0, 1):
+        model = model_of(lambda: emulated.equal(layers=5, mb=0.01, forward_ms=8, backward_ms=8), prefetch=prefetch)
+        with recording() as recorder:
+            model(torch.ones(4)).square().mean().backward()
+        model.finish_gradient_synchronization()
+        spans = recorder.timeline().spans
+        device = sorted((s for s in spans if s.lane == "device"), key=lambda s: s.start)
+        sends = sorted((s for s in spans if s.kind == "comm"), key=lambda s: s.start)
+        forward, backward = device[:5], device[5:]
+        first = {s.bucket: s.start for s in reversed(sends) if s.start < forward[-1].stop}
+        ahead = [first[i] < forward[i - 1].stop for i in range(1, 5)]
+        reduced = sum(any(s.start >= backward[i].stop and s.start < backward[-1].stop and s.bucket == 4 - i
+                          for s in sends) for i in range(4))
+        out[prefetch] = ahead, reduced
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    return out, gone() is None
+
+
+def test_gathers_and_reductions_travel_under_compute(got) -> None:
+    for seen, gone in got(overlap):
+        assert seen[0][0] == [False] * 4 and seen[1][0] == [True] * 4, "prefetch is what sends a gather early"
+        assert seen[0][1] == seen[1][1] == 4, "every reduction but the last leaves under backward"
+        assert gone
 
 
 @on_ranks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,18 +68,20 @@ def deep() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
 
 
-def step_of(kind: str):
+def step_of(kind: str, micro_steps: int = 1, **options):
     """A step of a model of `LAYERS` equal units, under an optimizer without state."""
     x = torch.ones(2, WIDTH)
     if kind.startswith("stage"):
-        model = Sharded(deep(), stage=int(kind[-1]))
+        model = Sharded(deep(), stage=int(kind[-1]), **options)
         optimizer = torch.optim.SGD(model.shards(), lr=0.01, foreach=False)
     else:
         model = fsdp2(deep(), our_collectives=kind == "fsdp2 on our rings")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 
     def step() -> None:
-        model(x).square().mean().backward()
+        for i in range(micro_steps):
+            with model.no_sync() if options and i < micro_steps - 1 else nullcontext():
+                model(x).square().mean().backward()
         if kind.startswith("stage"):
             model.finish_gradient_synchronization()
         optimizer.step()
@@ -101,7 +105,11 @@ def everything() -> dict:
     torch.set_num_threads(1)
     return {"zero redundancy": zero_redundancy(), "fsdp2": fully_sharded(False),
             "fsdp2 on our rings": fully_sharded(True), **{f"stage {s}": ours(s) for s in (1, 2, 3)},
-            "peak": {kind: peak_bytes(step_of(kind)) for kind in KINDS}, "sent": {kind: sent(kind) for kind in KINDS}}
+            "peak": {kind: peak_bytes(step_of(kind)) for kind in KINDS},
+            "three": peak_bytes(step_of("stage 3", 3)),
+            "three, fsdp2": peak_bytes(step_of("fsdp2 on our rings", 3)),
+            "three under no_sync": peak_bytes(step_of("stage 3", 3, whole_gradients=True)),
+            "sent": {kind: sent(kind) for kind in KINDS}}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +131,16 @@ def test_peak_of_live_bytes(got: list[dict]) -> None:
         peak = rank["peak"]
         assert peak["stage 3"] < peak["stage 2"] < peak["stage 1"]
         assert peak["stage 3"] <= peak["fsdp2 on our rings"]
+
+
+def test_no_sync_brings_the_whole_gradient_back(got: list[dict]) -> None:
+    """From the second micro-step on the shards of gradient are full when two units are gathered. Under no_sync() the
+    whole gradient stays on every rank."""
+    whole, activation = WIDTH * WIDTH * 4 * LAYERS, 2 * WIDTH * 4
+    for rank in got:
+        assert rank["three"] <= rank["peak"]["stage 3"] + 2 * whole / LAYERS
+        assert rank["three"] <= rank["three, fsdp2"] + activation
+        assert rank["three under no_sync"] >= rank["three"] + whole / 4
 
 
 def test_bytes_beside_pytorch(got: list[dict]) -> None:
