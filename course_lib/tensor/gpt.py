@@ -60,7 +60,6 @@ def parallel_gpt(model: GPT, group: dist.ProcessGroup | None = None, sequence_pa
     before the step. Raises `ValueError` for heads or widths that the ranks do not divide.
     """
     model = copy.deepcopy(model)
-    model.zero_grad()
     for param in model.parameters():
         dist.broadcast(param.detach(), group=group, group_src=0)
     how = {"sequence_parallel": sequence_parallel, "chunks": chunks}

@@ -26,7 +26,6 @@ def dtensor_gpt(model: GPT, mesh: DeviceMesh, sequence_parallel: bool = False) -
     and so on; `dtensor_gradients` puts them back. Raises `ValueError` where the ranks do not divide the heads.
     """
     model, ranks = copy.deepcopy(model), mesh.size()
-    model.zero_grad()
     rows = Shard(1) if sequence_parallel else Replicate()
     for block in model.blocks:
         block.heads = share(block.heads, mesh.get_group(), "the number of heads")

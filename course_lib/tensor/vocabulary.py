@@ -90,9 +90,8 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         share, own, local, kept = ctx.saved_tensors
-        grad_scores = share.scatter_add(-1, local, -own.unsqueeze(-1).to(share.dtype))
-        grad = grad.masked_fill(~kept, 0.0).unsqueeze(-1)
-        return (grad_scores * grad).masked_fill(~kept.unsqueeze(-1), 0.0).to(ctx.dtype), None, None, None, None
+        grad_scores = share.scatter_add(-1, local, -own.unsqueeze(-1).to(share.dtype)) * grad.unsqueeze(-1)
+        return grad_scores.masked_fill(~kept.unsqueeze(-1), 0.0).to(ctx.dtype), None, None, None, None
 
 
 def _own(indices: torch.Tensor, rows: int, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:
