@@ -112,7 +112,8 @@ class Sharded(Strategy):
         return self.gathers.gathered()
 
     def close(self) -> None:
-        """As for any strategy. Every rank calls it, because the parameters are gathered and stay whole."""
+        """As for any strategy, and before something else wraps the module. Every rank calls it, because the parameters
+        are gathered and stay whole."""
         if not self.closed:
             self.gathers.close()
         super().close()
@@ -150,7 +151,7 @@ class Sharded(Strategy):
             raise RuntimeError(f"this {type(optimizer).__name__} holds the module's parameters, which are spread over "
                                "the ranks; give it model.shards()")
         super().before_step(optimizer)
-        self.gathers.invalidate()
+        self.gathers.invalidate()  # an evaluation since may have gathered
 
     def _agree(self, call: Call) -> None:
         self.progress.left(self.gathers.issued)
@@ -229,6 +230,7 @@ class Sharded(Strategy):
                 if self._union & slot.bit:
                     piece.grad = grad if piece.grad is None else piece.grad.add_(grad)
             unit.sum = None
+        self.gathers.invalidate()  # on every rank, also on one that is about to leave out its step by mistake
 
     def _launched(self) -> int:
         return self._sent

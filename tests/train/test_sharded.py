@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.launch import run
+from course_lib.plan.volumes import data_parallel_bytes, shuffle_bytes
 from course_lib.record import recording
 from course_lib.train import Sharded, accumulate, data, emulated, wrap
 from course_lib.train.clip import clip_grad_norm
@@ -139,13 +140,13 @@ def bytes_of_each_stage():
 
 
 def test_bytes_of_each_stage(got) -> None:
-    """What the docstring says, in multiples of (n−1)/n of the model's bytes. Stage 3 keeps the last of its four equal
-    units from forward to backward, so N micro-steps gather 2·4 − 1 of them each."""
-    half = 4 * 256 * 256 * 4 / 2
+    """The planner's formula, but that stage 3 keeps the last of its four units from forward to backward."""
+    whole = 4 * 256 * 256 * 4
     for rank in got(bytes_of_each_stage):
-        for (stage, n), want in {(1, 1): 2, (1, 4): 2, (2, 1): 2, (2, 4): 5, (3, 1): 1 + 7 / 4,
-                                 (3, 4): 4 * (1 + 7 / 4)}.items():
-            assert rank[stage, n] == pytest.approx(want * half, rel=0.05), (stage, n)
+        for (stage, micro_steps), sent in rank.items():
+            kept = micro_steps * shuffle_bytes(whole / 4, 2) if stage == 3 else 0
+            want = data_parallel_bytes(whole, 2, micro_steps, stage=stage) - kept
+            assert sent == pytest.approx(want, rel=0.05), (stage, micro_steps)
 
 
 @on_ranks
@@ -307,6 +308,26 @@ def test_a_backward_that_raises_costs_one_window(got) -> None:
         for rank in (one, two):
             for name, value in want.items():
                 torch.testing.assert_close(rank[stage][1][name], value, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks
+def a_step_left_out():
+    out = {}
+    for stage in STAGES:
+        model = model_of(stage=stage)
+        optimizer = torch.optim.SGD(model.shards(), lr=0.1)
+        for window in range(2):
+            out[stage] = error_of(lambda m=model: accumulate(m, batches(1), squared_loss, "micro", every=True))
+            if window or dist.get_rank() == 0:
+                error_of(optimizer.step)
+    return out
+
+
+def test_a_rank_that_leaves_out_a_step_is_named(got) -> None:
+    """As a gradient scaler does that looks at the shards of its own rank only."""
+    for rank in got(a_step_left_out):
+        for stage in STAGES:
+            assert "not at the same update (rank 0: 1 steps in 1 windows, rank 1: 0 steps in 1 windows)" in rank[stage]
 
 
 @on_ranks
