@@ -27,7 +27,7 @@ def gather_linear(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGrou
     Backward multiplies and reduce-scatters in as many chunks. Keeps the gathered activations for the gradient of the
     weight, so that backward moves no byte twice.
     """
-    return _GatherLinear.apply(x, weight, group, _checked(chunks))
+    return _GatherLinear.apply(*_autocast(x, weight), group, _checked(chunks))
 
 
 def linear_scatter(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None,
@@ -37,7 +37,7 @@ def linear_scatter(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGro
     Backward all-gathers and multiplies in as many chunks. Raises `ValueError` where the ranks do not divide `time`.
     """
     share(x.shape[-2], group, "the length of the sequence")
-    return _LinearScatter.apply(x, weight, group, _checked(chunks))
+    return _LinearScatter.apply(*_autocast(x, weight), group, _checked(chunks))
 
 
 class _GatherLinear(torch.autograd.Function):
@@ -90,6 +90,14 @@ def _checked(chunks: int) -> int:
     if not isinstance(chunks, int) or chunks < 1:
         raise ValueError(f"chunks={chunks!r}: give a whole number of at least 1")
     return chunks
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In the dtype of an autocast region, as F.linear would have them: cast before they are sent."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
 def _cut(x: torch.Tensor, chunks: int) -> list[torch.Tensor]:

@@ -55,7 +55,7 @@ class ColumnParallel(_Parallel):
         if not self.sequence_parallel:
             return F.linear(copy(x, self.group), self.weight, self.bias)
         y = gather_linear(x, self.weight, self.group, self.chunks)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class RowParallel(_Parallel):
@@ -79,4 +79,4 @@ class RowParallel(_Parallel):
             y = linear_scatter(x, self.weight, self.group, self.chunks)
         else:
             y = all_reduce(F.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -80,6 +80,30 @@ def test_the_twin_of_pytorch_gives_the_same(ranks: int) -> None:
         assert len(wrong) == 4 and not any(wrong.values()), wrong
 
 
+def under_autocast() -> dict[str, tuple[float, float]]:
+    """How far the loss and the gradient lie from the plain model's under the same autocast, as shares of it."""
+    torch.set_num_threads(1)
+    out, model = {}, gpt().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, want = plain(model)
+        for name, how in HOW.items():
+            ours = parallel_gpt(model, **how)
+            summed, _ = parallel_next_byte_loss(ours, batch())
+            summed.backward()
+            finish_replicated_gradients(ours)
+            got = full_state(ours, gradients=True)
+            whole, other = (torch.cat([grads[key].flatten() for key in want]) for grads in (want, got))
+            out[name] = abs(summed - loss).item() / loss.item(), ((other - whole).norm() / whole.norm()).item()
+    return out
+
+
+def test_autocast_changes_what_it_changes_in_the_plain_model() -> None:
+    for found in run(under_autocast, ranks=2, fabric="loopback"):
+        assert list(found) == list(HOW)
+        for loss, gradient in found.values():
+            assert loss < 0.01 and gradient < 0.02, found
+
+
 def traffic_of_a_step() -> dict:
     """Calls and bytes of one forward and backward."""
     torch.set_num_threads(1)
