@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from course_lib.launch.wire import Wire
 from course_lib.train.base import Strategy
 from course_lib.train.clip import clip_grad_norm
 from course_lib.train.hooks import Slot
-from course_lib.train.sharded_gather import Gathers, Station
+from course_lib.train.sharded_gather import Gathers, Station, gathering
 from course_lib.train.sharded_layout import checked, layers, stations
 from course_lib.train.sharded_state import (
     full_optimizer_state,
@@ -38,6 +37,7 @@ class Sharded(Strategy):
         accumulate(model, window, loss_of, counts=counts, every=True)    # stage 1: without `every`
         model.clip_grad_norm(1.0)
         optimizer.step()
+        optimizer.zero_grad()
 
     The optimizer holds `shards()`: this rank's part of every parameter, 1-D, in float32 at least, possibly without
     elements. After its step the parameters are gathered anew, in their own dtype, under the next forward.
@@ -55,9 +55,11 @@ class Sharded(Strategy):
 
     Stage 1 keeps the whole gradient, so micro-steps can run under `no_sync()`. In stages 2 and 3 that would bring the
     whole gradient back into memory, and `no_sync()` is refused, unless `whole_gradients=True` says that this is meant;
-    windows then send as in N = 1. Otherwise the gradient of one unit travels while that of the next is computed, and is
-    waited for before the next leaves; `find_unused=True` allows parameters without a gradient, and lets all units
-    travel at once, since a rank cannot know what the others still wait for.
+    gradients then travel once a window.
+
+    Otherwise the gradient of one unit travels while that of the next is computed, and is waited for before the next
+    leaves, so every parameter must get one in every backward. `find_unused=True` allows that some do not, and lets all
+    units travel at once, since a rank cannot know what the others still wait for.
     """
 
     def __init__(self, module: nn.Module, stage: int, units: Sequence[str] | None = None, prefetch: int = 1,
@@ -71,12 +73,13 @@ class Sharded(Strategy):
         self.stage, self.find_unused, self.whole_gradients = stage, find_unused, whole_gradients or stage == 1
         names = list(layers(module)) if units is None else checked(module, units)
         self._start(stage, names, prefetch, find_unused, whole_gradients)
-        places = stations(module, names, self.slots, self.group, _gathering(self.group), release=stage == 3)
+        places = stations(module, names, self.slots, self.group, gathering(self.group), release=stage == 3)
         self.units = [unit for place in places for unit in place.units]
         self._home = {slot.index: (unit, place) for place in places for unit in place.units for slot in unit.slots}
         self.ids |= {id(piece) for piece in self.shards()}
         self.gathers = Gathers(places, prefetch, stage < 3, weakref.WeakMethod(self._passed))
         self._flying: deque[tuple[Unit, torch.Tensor, dist.Work]] = deque()
+        self._in_turn = not (find_unused or self.whole_gradients)  # there is memory to save by waiting
         self._sent = self._left = 0  # reductions since the ranks last compared notes, and to come in this backward
         self._begin_backward()
 
@@ -207,7 +210,7 @@ class Sharded(Strategy):
     def _launch(self) -> None:
         self._left -= 1
         self._sent += 1
-        self._arrive(len(self.units) if self.find_unused else 0)
+        self._arrive(0 if self._in_turn else len(self.units))
         unit = self.units[self._left]
         unit.collect()
         self._flying.append((unit, *unit.reduce(self.op)))
@@ -243,18 +246,3 @@ class Sharded(Strategy):
         self._sent = self._left = 0
         for unit in self.units:
             unit.sum = unit.gradient = None
-
-
-_of_group: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def _gathering(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The same ranks again, with a queue of their own: gathers fall between reductions in an order that may differ
-    from rank to rank. What they send counts in `traffic` of `group`. Made once a group."""
-    if group not in _of_group:
-        other = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
-        other.queue = "gather"
-        if isinstance(group, Wire):
-            other.traffic = group.traffic
-        _of_group[group] = other
-    return _of_group[group]

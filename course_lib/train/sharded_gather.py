@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from course_lib.launch.wire import Wire
 from course_lib.train.sharded_unit import Unit
 
 
@@ -184,3 +186,18 @@ def _hooks(gathers: weakref.ref[Gathers], index: int, module: nn.Module) -> Iter
 def _remove(handles: list) -> None:
     for handle in handles:
         handle.remove()
+
+
+_of_group: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def gathering(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The same ranks again, with a queue of their own: gathers fall between reductions in an order that may differ
+    from rank to rank. What they send counts in `traffic` of `group`. Made once a group."""
+    if group not in _of_group:
+        other = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
+        other.queue = "gather"
+        if isinstance(group, Wire):
+            other.traffic = group.traffic
+        _of_group[group] = other
+    return _of_group[group]

@@ -23,8 +23,7 @@ from tests.train.cases import CASES, make_model, make_optimizer, mlp, state, win
 from tests.train.trainer import Bomb, Boom, Mined
 
 STAGES = (1, 2, 3)
-RUNS = [(1, 1), (2, 3), pytest.param((2, 1), marks=pytest.mark.slow), pytest.param((3, 3), marks=pytest.mark.slow),
-        pytest.param((4, 3), marks=pytest.mark.slow)]
+RUNS = [(2, 3), *(pytest.param(case, marks=pytest.mark.slow) for case in ((1, 1), (2, 1), (3, 3), (4, 3)))]
 
 
 def train(case_name: str, stage: int, micro_steps: int) -> dict[str, torch.Tensor]:
