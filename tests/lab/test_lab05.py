@@ -60,9 +60,15 @@ def exposed_by_edges(events, steps):
     return found
 
 
+def union_sorting_in_place(spans):
+    """Sorts what it was given."""
+    spans.sort()
+    return union_by_library(spans)
+
+
 def size_by_search(G_bytes, a_s, beta_s_per_byte, Tb_s):
-    """The least arrival of a hundred thousand sizes."""
-    S = np.geomspace(1e-4, 1, 100_000) * G_bytes
+    """The least arrival of two thousand sizes."""
+    S = np.linspace(0.0005, 1, 2000) * G_bytes
     slow = Tb_s * S / G_bytes + a_s * G_bytes / S + beta_s_per_byte * G_bytes
     return S[np.argmin(np.maximum(slow, Tb_s + a_s + beta_s_per_byte * S))]
 
@@ -87,8 +93,8 @@ def diagnose_by_library(spans):
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6))
 @pytest.mark.parametrize(("number", "answer"), [
-    ("5.1", union_by_library), ("5.1", union_by_edges), ("5.2", exposed_by_edges), ("5.3", size_by_search),
-    ("5.4", diagnose_by_library)])
+    ("5.1", union_by_library), ("5.1", union_by_edges), ("5.1", union_sorting_in_place), ("5.2", exposed_by_edges),
+    ("5.3", size_by_search), ("5.4", diagnose_by_library)])
 def test_right_answers_pass_whatever_is_drawn(number: str, answer, seed: int) -> None:
     result = evaluate(number, answer, seed=seed)
     assert result.ok, [row for row in result.rows if not row.ok]
@@ -96,7 +102,6 @@ def test_right_answers_pass_whatever_is_drawn(number: str, answer, seed: int) ->
 
 @pytest.mark.parametrize(("number", "answer", "seen"), [
     ("5.1", lambda spans: 3, "gave 3"),
-    ("5.1", lambda spans: spans.sort() or spans, "changed it"),
     ("5.1", lambda spans: spans[9], "raised IndexError"),
     ("5.2", lambda events, steps: [], "gave []"),
     ("5.2", lambda events, steps: {}, "has []"),
