@@ -429,8 +429,8 @@ sliders(drawn, {"gbit": "link, Gbit/s", "seconds": "seconds"}, gbit=(0.01, [0.00
 #   wait for each other for ever, or average what does not belong together.
 # - **Judging by updates.** Local steps look bad by updates and good by seconds.
 # - **Keeping the learning rate.** On a parabola of curvature λ, plain steps converge for η·λ < 2, with a delay of 1
-#   only for η·λ < 1 (the roots of z² − z + η·λ leave the unit circle there). A rate that plain training just bears is too
-#   large for a late one.
+#   only for η·λ < 1 (the roots of z² − z + η·λ leave the unit circle there). A rate that plain training just bears
+#   is too large for a late one.
 #
 # ## Review
 #
