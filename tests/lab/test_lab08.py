@@ -256,7 +256,6 @@ def test_updates_are_the_same_to_the_bit_however_much_is_hidden_and_stale_ones_a
     assert [found[name].from_serial for name in ("serial", "yours", "plain", "StepPerBucket", "DDP")] == [0.0] * 5
     assert found["delay 1"].from_serial > 0 and found["H = 2"].from_serial > 0
     assert found["yours"].bytes == found["plain"].bytes == found["delay 1"].bytes == 2 * found["H = 2"].bytes
-    assert found["yours"].overlap > found["serial"].overlap == 0
     for name in ("yours", "plain", "H = 2"):
         steps = [s for s in found[name].timeline.select(rank=0, kind="compute", step=0) if "optimizer" in s.name]
         assert len(steps) == 2 * (4 if name == "yours" else 1)
