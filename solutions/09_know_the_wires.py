@@ -262,7 +262,9 @@ for name, gbit, latency_us in (("base", 1.0, 1000), ("less rate", 0.6, 1000), ("
                             for cap in caps_mb}, ranks=ranks, fabric=link_wire, repeats=repeats)
     points = [(cap, found[f"{cap:g} MB"].median_s * 1e3) for cap in caps_mb]
     line = [(8 / k, predict(gradient, cost, uniform_plan(gradient, 8 / k * MB)).step_s * 1e3) for k in range(1, 17)]
-    best[name] = best_equal_bucket(8 * MB, 0.064, cost) / MB, min(points, key=lambda point: point[1])[0], line, points
+    fastest = min(ms for _, ms in points)
+    smallest = min(cap for cap, ms in points if ms <= 1.03 * fastest)  # what differs by less than 3 % is equal here
+    best[name] = best_equal_bucket(8 * MB, 0.064, cost) / MB, smallest, line, points
     print(f"{name:>12}: a = {cost.a_s * 1e3:4.1f} ms; best bucket by the formula {best[name][0]:.2f} MB, of those "
           f"measured {best[name][1]:g} MB\n" + " " * 14 + ", ".join(f"{cap:g} MB: {ms:.0f} ms" for cap, ms in points))
 late, base = best["more latency"][1], best["base"][1]
