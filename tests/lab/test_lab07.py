@@ -178,6 +178,7 @@ def test_stubs_say_so() -> None:
 LOAD = Load("equal", 4, 0.25, 4.0, 8.0, 1.0, LinkCost(1e-4, 1e-9))
 
 
+@pytest.mark.slow
 def test_own_compressors_on_ranks_send_what_the_library_sends() -> None:
     own = {"half": Half, "bit": OneBit, "top": lambda: TopK(0.01)}
     found = compressed_runs(LOAD, own, fabric="paced", repeats=2, bucket_mb=0.125)

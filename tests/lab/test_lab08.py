@@ -247,6 +247,7 @@ LOAD = Load("equal", 4, 0.04, 2.0, 4.0, 0.7, LinkCost(0.001, 8e-9))
 LAYOUT = {"bucket_mb": 0.01, "first_bucket_mb": None}
 
 
+@pytest.mark.slow
 def test_updates_are_the_same_to_the_bit_however_much_is_hidden_and_stale_ones_are_not() -> None:
     found = update_runs(LOAD, {"plain": ("bucketed", LAYOUT), "StepPerBucket": ("step_per_bucket", LAYOUT),
                                "DDP": ("ddp", LAYOUT), "delay 1": ("delayed", {"delay": 1, **LAYOUT}),
@@ -272,7 +273,8 @@ def test_what_goes_wrong_on_a_rank_is_one_sentence() -> None:
         update_runs(LOAD, {}, Polling(None, None, None))
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_the_learners_delay_and_rounds_are_the_librarys_and_pytorchs(ranks: int) -> None:
     found = stale_runs(Ring, OuterSGD, ranks=ranks)
     assert [one.theirs for one in found] == ["the library's"] * 3 + ["the library's LocalSGD",

@@ -173,6 +173,7 @@ def test_a_deadlock_is_told_with_who_waits_for_whom() -> None:
 TWO = Fabric(gbit=1.0, latency_us=200, nodes=2, inter_gbit=0.2, inter_latency_us=1000, kind="paced")
 
 
+@pytest.mark.slow
 def test_the_learners_collectives_on_two_nodes() -> None:
     found = reduce_runs(leftwards, by_zip, mb=0.25, fabric=TWO, repeats=2)
     reduced = found.reduced

@@ -74,7 +74,8 @@ def of_theirs() -> dict:
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_twin_of_pytorch_gives_the_same(ranks: int) -> None:
     for wrong in run(of_theirs, ranks=ranks, fabric="loopback"):
         assert len(wrong) == 4 and not any(wrong.values()), wrong

@@ -17,6 +17,7 @@ from course_lib.train.gpt import squared_loss
 from tests.train.cases import make_optimizer, mlp
 from tests.train.fsdp2 import fsdp2, peak_bytes
 
+pytestmark = pytest.mark.slow
 WINDOWS, MICRO_STEPS = 3, 2
 WIDTH, LAYERS = 256, 8
 
