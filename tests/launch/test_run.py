@@ -111,7 +111,7 @@ def late_for_the_second():
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_stuck_rank_is_named_with_the_collective(fabric):
     with pytest.raises(RunTimeout) as caught:
-        run(late_for_the_second, ranks=2, fabric=fabric, timeout_s=8)
+        run(late_for_the_second, ranks=2, fabric=fabric, timeout_s=5)
     text = str(caught.value)
     assert "rank 0 is still inside collective #2 (all_reduce" in text
     assert "wait for rank 1 to enter collective #2" in text
