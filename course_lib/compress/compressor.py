@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ class NonFiniteGradient(RuntimeError):
     """A gradient held an infinity or a NaN. Every rank raises it for the same bucket."""
 
 
-class Compressor:
+class Compressor(ABC):
     """The state of a comm hook. Build it on every rank, from the module that is then wrapped:
 
         state = TopK(model, k=0.01)
@@ -67,10 +68,10 @@ class Compressor:
         self._agree()
         self._second = second(self.group) if self.has_second_phase else None
 
+    @abstractmethod
     def phases(self, bucket: Bucket) -> Phases:
         """Replace the bucket's gradient by the (approximate) mean over ranks. Raises `NonFiniteGradient`, on all
         ranks or none, from a place that all ranks reach."""
-        raise NotImplementedError
 
     def reduce(self, bucket: Bucket) -> Future:
         """What the hook does: a future of the bucket's buffer, in which the mean gradient then lies."""

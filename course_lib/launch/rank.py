@@ -22,11 +22,12 @@ import torch.distributed as dist
 from course_lib.launch import frames, netns
 from course_lib.launch.board import Board
 from course_lib.launch.fabric import Fabric
+from course_lib.launch.gloo import WireSpec
 from course_lib.launch.link import Pace
 from course_lib.launch.processes import LINUX
 from course_lib.launch.request import Request
 from course_lib.launch.ship import unpack
-from course_lib.launch.wire import WireSpec, register
+from course_lib.launch.wire import register
 
 STACK_SIGNAL = signal.SIGUSR1
 

@@ -8,10 +8,6 @@ link's latency, and each is counted and recorded (issued, started, finished). St
 from __future__ import annotations
 
 import atexit
-import os
-from collections import Counter
-from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,81 +15,9 @@ import torch.distributed as dist
 
 from course_lib import record
 from course_lib.launch.board import Board
-from course_lib.launch.link import Link, Pace, Transfer, WireWork
-
-_SHARE = {  # bytes a rank sends, as a multiple of the full payload S, for n ranks
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0 if n > 1 else 0.0,
-    "reduce": lambda n: 1.0 if n > 1 else 0.0,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "send": lambda n: 1.0,
-    "recv": lambda n: 0.0,
-    "barrier": lambda n: 0.0,
-}
-
-
-@dataclass(frozen=True)
-class WireSpec:
-    """What a rank needs to know about the fabric it is on."""
-
-    kind: str
-    provenance: str
-    interface: str | None
-    """The network interface of this rank. None: the loopback address where there is one machine, else the one that
-    `GLOO_SOCKET_IFNAME` or the host's name gives."""
-    node_of: tuple[int, ...]
-    inner: Pace = field(default_factory=Pace)
-    inter: Pace = field(default_factory=Pace)
-    timeout_s: float = 60.0
-    machines: int = 1
-
-
-@dataclass
-class Traffic:
-    """What this rank's wire carried: collectives by name, and bytes sent by the formula of a ring."""
-
-    calls: Counter = field(default_factory=Counter)
-    bytes: Counter = field(default_factory=Counter)
-
-    @property
-    def total_bytes(self) -> float:
-        return sum(self.bytes.values())
-
-    def reset(self) -> None:
-        self.calls.clear()
-        self.bytes.clear()
-
-
-def _nbytes(tensors: Any) -> int:
-    if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(_nbytes(t) for t in tensors or ())
-
-
-def _device(spec: WireSpec) -> Any:
-    if interface := spec.interface or (spec.machines > 1 and os.environ.get("GLOO_SOCKET_IFNAME")):
-        return dist.ProcessGroupGloo.create_device(interface=interface)
-    if spec.machines > 1:
-        return dist.ProcessGroupGloo.create_default_device()
-    return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-
-
-def _gloo(store: dist.Store, rank: int, size: int, spec: WireSpec) -> dist.ProcessGroup:
-    """A gloo group with one worker thread, so that what we start in order also runs in order."""
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [_device(spec)]
-    options._threads = 1
-    options._timeout = timedelta(seconds=spec.timeout_s)
-    backend = dist.ProcessGroupGloo(store, rank, size, options)
-    group = dist.ProcessGroup(store, rank, size)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    for device_type in ("cpu", "cuda"):
-        group._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, backend)
-    return group
+from course_lib.launch.gloo import WireSpec, gloo_group
+from course_lib.launch.link import Link, Transfer, WireWork
+from course_lib.launch.traffic import SHARE, Traffic, payload_bytes
 
 
 def profile_label(op: str, nbytes: int, bucket: int) -> str:
@@ -107,7 +31,7 @@ class Wire(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, name: str, link: Link, spec: WireSpec,
                  board: Board | None, members: tuple[int, ...]) -> None:
         super().__init__(rank, size)
-        self.inner = _gloo(store, rank, size, spec)
+        self.inner = gloo_group(store, rank, size, spec)
         self.link, self.spec, self.traffic = link, spec, Traffic()
         self._name, self._description = name, "wire"
         self._board, self._members = board, members
@@ -143,8 +67,8 @@ class Wire(dist.ProcessGroup):
 
     def _issue(self, op: str, start, payload: Any, result: Any, lane: str = "collective") -> WireWork:
         """Queue a transfer. `payload` are the tensors whose bytes count; `result` what its future gives."""
-        ranks, nbytes = self.size(), _nbytes(payload)
-        moved = _SHARE[op](ranks) * nbytes
+        ranks, nbytes = self.size(), payload_bytes(payload)
+        moved = SHARE[op](ranks) * nbytes
         recorder, step, bucket = record.active(), getattr(record.active(), "step", -1), record.tagged()
         size_text = f"{nbytes / 2**20:.3g} MB" if nbytes >= 2**18 else f"{nbytes} bytes"
         what = f"{op}, {size_text}" + (f", bucket {bucket}" if bucket >= 0 else "")
