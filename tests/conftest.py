@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-# Two threads of one operator that wait for each other beside another process take a hundred times as long as one.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(trylast=True)

@@ -57,6 +57,7 @@ def play(function: Callable[[int, Meeting], Any], ranks: int) -> Sequence[Any]:
     """`function(rank, meeting)` on every rank, and what each returned. Raises what a rank raised, and `Missing` (or
     what came of it) only where nothing else went wrong."""
     meeting, results, failed = Meeting(ranks), [None] * ranks, []
+    ended = [threading.Event() for _ in range(ranks)]
 
     def one(rank: int) -> None:
         try:
@@ -65,16 +66,18 @@ def play(function: Callable[[int, Meeting], Any], ranks: int) -> Sequence[Any]:
             failed.append(error)
         finally:
             meeting.leave(rank)
+            ended[rank].set()
 
     threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
     try:
         for thread in threads:
-            thread.join()
+            thread.start()
+        for event in ended:  # not join(): Python 3.11 takes a thread for ended whose join was interrupted
+            event.wait()
     finally:  # the check's time limit may have ended the wait: then end what the learner's loop still does
-        for thread in filter(threading.Thread.is_alive, threads):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        for thread, event in zip(threads, ended):
+            if thread.ident is not None and not event.is_set():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
     if failed:
         raise min(failed, key=lambda error: isinstance(error.__cause__ or error, Missing))
     return results
