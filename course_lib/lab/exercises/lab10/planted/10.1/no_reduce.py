@@ -1,0 +1,6 @@
+def one_f_one_b(p, m, rank):
+    warm = min(p - 1 - rank, m)
+    words = [f"F{i}" for i in range(warm)]
+    for i in range(warm, m):
+        words += [f"F{i}", f"B{i - warm}"]
+    return words + [f"B{i}" for i in range(m - warm, m)]

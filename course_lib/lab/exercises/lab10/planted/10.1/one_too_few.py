@@ -1,0 +1,7 @@
+def one_f_one_b(p, m, rank):
+    warm = min(max(p - 2 - rank, 0), m)
+    words = [f"F{i}" for i in range(warm)]
+    for i in range(warm, m):
+        words += [f"F{i}", f"B{i - warm}"]
+    words += [f"B{i}" for i in range(m - warm, m)]
+    return [*words, "reduce0"]

@@ -1,0 +1,10 @@
+def one_f_one_b(p, m, rank):
+    warm = min(p - 1 - rank, m)
+    words = [f"F{i}" for i in range(warm)]
+    for i in range(warm, m):
+        words += [f"F{i}", f"B{i - warm}"]
+    for i in range(m - warm, m):
+        words.append(f"B{i}")
+        if i == m - 1:
+            words.append("reduce0")
+    return words

@@ -1,0 +1,14 @@
+def place_receives(lists, receive_of, needs):
+    out, at, sent = [[] for _ in lists], [0] * len(lists), set()
+    while any(at[r] < len(lists[r]) for r in range(len(lists))):
+        for r in range(len(lists)):
+            if at[r] < len(lists[r]):
+                word = lists[r][at[r]]
+                if needs(word) is None or needs(word) in sent:
+                    if needs(word):
+                        out[r].append(needs(word))
+                    if word.startswith("send"):
+                        sent.add(receive_of(word)[1])
+                    out[r].append(word)
+                    at[r] += 1
+    return out

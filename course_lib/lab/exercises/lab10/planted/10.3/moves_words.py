@@ -1,0 +1,16 @@
+def split_backward(words, delay):
+    words = [word for word in words if word[0] in "FB" or word.startswith("reduce")]
+    waiting, out = [], []
+    for word in words:
+        if len(waiting) > delay:
+            out.append(waiting.pop(0))
+        if word.startswith("B"):
+            out.append("I" + word[1:])
+            waiting.append("W" + word[1:])
+        elif word.startswith("reduce"):
+            out += waiting
+            waiting = []
+            out.append(word)
+        else:
+            out.append(word)
+    return out + waiting

@@ -1,0 +1,7 @@
+import math
+
+
+def micro_batches(p, bubble, v):
+    needed = (p - 1) * (1 - bubble) / bubble / v
+    unit = p if v > 1 else 1
+    return unit * math.ceil(needed / unit)
