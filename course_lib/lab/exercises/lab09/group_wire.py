@@ -58,7 +58,7 @@ class GroupWire:
         """What every member gave to this collective, in their order."""
         import torch
 
-        if not isinstance(flat, torch.Tensor) or flat.dim() != 1:
+        if not isinstance(flat, torch.Tensor) or flat.dim() > 1 or not (flat.dim() or op == "all_reduce"):
             raise TypeError(f"{op} takes a 1-D tensor")
         number = self._done[members]
         self._done[members] += 1

@@ -1,0 +1,12 @@
+class ShardedOptimizer:
+    def __init__(self, flat, wire, make_optimizer):
+        self.flat = flat
+        self.wire = wire
+        self.mine = flat.tensor_split(wire.ranks)[wire.rank]
+        self.optimizer = make_optimizer([self.mine])
+
+    def step(self, gradient, max_norm):
+        g = gradient.tensor_split(self.wire.ranks)[self.wire.rank]
+        self.mine.grad = g * min(1, max_norm / g.norm())
+        self.optimizer.step()
+        self.wire.all_gather(self.flat)

@@ -1,0 +1,191 @@
+"""Two updates with the learner's `ShardedOptimizer` on ranks played in one process, and what one process has.
+
+Torch is imported where it is used: looking at a hint must not load it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from course_lib.lab.exercises.lab09.group_wire import Calls, GroupWire
+from course_lib.lab.exercises.lab09.replay import play
+from course_lib.lab.guard import Broke, call
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UPDATES = 2
+MISMATCH = "in one group at one time"
+"""What the wire says of ranks that call different collectives. On a real wire they would wait, or mix them up."""
+Factors = Callable[[list[float], int, float], Sequence[float]]
+"""By which each segment of the gradient is scaled, from the norms of all segments, n, and max_norm."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training of two updates. `found[r][u]` are rank r's parameters after update u, `held[r]` the elements that its
+    optimizer was given, `waits` what the ranks wait for that came to no end."""
+
+    ranks: int
+    optimizer: str
+    start: Tensor
+    gradients: tuple[Tensor, ...]
+    max_norms: tuple[float, ...]
+    clips: bool
+    found: tuple[list[Tensor], ...] = ()
+    held: tuple[int, ...] = ()
+    waits: str = ""
+    gathered: bool = False
+
+    @classmethod
+    def drawn(cls, draw: random.Random, ranks: int, size: int, optimizer: str, clips: bool) -> Case:
+        """All norms are above 1, that of each full segment too. With `clips` they are above max_norm, without it
+        their squares are below it."""
+        import torch
+
+        def numbers(low: float, high: float) -> Tensor:
+            return torch.tensor([draw.choice((-1, 1)) * draw.uniform(low, high) for _ in range(size)])
+
+        gradients = tuple(numbers(2, 6) for _ in range(UPDATES))
+        limits = tuple(draw.uniform(0.2, 0.5) if clips else draw.uniform(3, 5) * float(g.norm()) ** 2
+                       for g in gradients)
+        return cls(ranks, optimizer, numbers(0.5, 2), gradients, limits, clips)
+
+    @property
+    def size(self) -> int:
+        return self.start.numel()
+
+    @property
+    def full(self) -> bool:
+        """Whether every rank has a segment."""
+        return self.size >= self.ranks
+
+    def make(self, params: Iterable[Tensor]) -> Any:
+        import torch
+
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
+        return torch.optim.AdamW(params, lr=0.01)
+
+    def one_process(self, factors: Factors, add_up: bool = False) -> list[Tensor]:
+        """The parameters after each update when each segment of the gradient is scaled by its factor."""
+        import torch
+
+        whole = self.start.clone()
+        optimizer, out = self.make([whole]), []
+        for number, (gradient, limit) in enumerate(zip(self.gradients, self.max_norms)):
+            parts = gradient.tensor_split(self.ranks)
+            scales = factors([float(part.norm()) for part in parts], self.ranks, limit)
+            scaled = torch.cat([part * scale for part, scale in zip(parts, scales)])
+            whole.grad = whole.grad + scaled if add_up and number else scaled
+            optimizer.step()
+            out.append(whole.clone())
+        return out
+
+    def expected(self) -> list[Tensor]:
+        def factors(norms: list[float], n: int, limit: float) -> list[float]:
+            norm = sum(one**2 for one in norms) ** 0.5
+            return [min(1.0, limit / norm)] * n
+        return self.one_process(factors)
+
+    # what was seen
+
+    def sharded(self) -> bool:
+        return all(held <= -(-self.size // self.ranks) for held in self.held)
+
+    def alike(self) -> bool:
+        import torch
+
+        return not self.waits and all(torch.equal(mine, first) for row in self.found
+                                      for mine, first in zip(row, self.found[0]))  # fmt: skip
+
+    def has_nan(self) -> bool:
+        return any(bool(flat.isnan().any()) for row in self.found for flat in row)
+
+    def unchanged(self) -> bool:
+        return all(_near(flat, self.start) for row in self.found for flat in row)
+
+    def late(self) -> bool:
+        """Whether, after the last update, the others' segments are those of the update before, and the own is new."""
+        for rank, row in enumerate(self.found):
+            for place, (now, before) in enumerate(zip(row[-1].tensor_split(self.ranks),
+                                                      row[-2].tensor_split(self.ranks))):
+                theirs = self.found[place][-2].tensor_split(self.ranks)[place]
+                if _near(now, before) if place == rank else not _near(now, theirs):
+                    return False
+        return True
+
+    def right(self, updates: int = UPDATES) -> bool:
+        return self._is(self.expected()[:updates])
+
+    def matches(self, factors: Factors) -> bool:
+        """Whether the first update is that of these factors."""
+        return self._is(self.one_process(factors)[:1])
+
+    def adds_up(self) -> bool:
+        return self._is(self.one_process(lambda norms, n, limit: [1.0] * n, add_up=True))
+
+    def _is(self, wanted: list[Tensor]) -> bool:
+        return not self.waits and all(_near(flat, want) for row in self.found for flat, want in zip(row, wanted))
+
+    def __str__(self) -> str:
+        said = f"{self.ranks} ranks, {self.size} parameters, {self.optimizer}"
+        if self.waits:
+            return f"{said}: {self.waits}"
+        if not self.sharded():
+            return f"{said}: the optimizer of rank 0 holds {self.held[0]} elements"
+        wanted = self.expected()
+        for number, want in enumerate(wanted):
+            for rank, row in enumerate(self.found):
+                if not _near(row[number], want):
+                    at = int((row[number] - want).abs().nan_to_num(float("inf")).argmax())
+                    return (f"{said}: after update {number + 1} element {at} is {row[number][at]:.4g} on rank {rank}, "
+                            f"and {want[at]:.4g} in one process")
+        return f"{said}: right, but not the same to the bit on all ranks"
+
+
+def played(answer: type, case: Case) -> Case:
+    """The case with what the learner's class made of it."""
+    import torch
+
+    calls, n = Calls(), case.ranks
+    held, wires = [0] * n, {}
+
+    def one(rank: int) -> list[Tensor]:
+        wires[rank] = GroupWire(calls, rank, n)
+        wire, flat, given = wires[rank].group(range(n)), case.start.clone(), []
+
+        def make_optimizer(params: Iterable[Tensor]) -> Any:
+            listed = [params] if isinstance(params, torch.Tensor) else list(params)
+            given.extend(listed)
+            held[rank] = sum(p.numel() for p in given)
+            return case.make(listed)
+
+        mine = call(answer, flat, wire, make_optimizer, shown="ShardedOptimizer(flat, wire, make_optimizer)")
+        out = []
+        for number, (whole, limit) in enumerate(zip(case.gradients, case.max_norms)):
+            gradient = torch.full_like(whole, float("nan"))
+            gradient.tensor_split(n)[rank].copy_(whole.tensor_split(n)[rank])
+            call(mine.step, gradient, limit, shown=f"step(gradient, {limit:.3g}) of update {number + 1} on rank {rank} "
+                                                   f"of {n}")  # fmt: skip
+            out.append(flat.detach().clone())
+        return out
+
+    try:
+        ended = play(n, one, calls.known)
+    except Broke as broke:
+        if MISMATCH not in str(broke):
+            raise
+        return replace(case, waits=str(broke))
+    waits = "; ".join(list(ended.waits.values())[:2])
+    found = tuple(ended.results.get(rank, []) for rank in range(n))
+    gathered = any(c.op == "all_gather" for wire in wires.values() for c in wire.log)
+    return replace(case, found=found, held=tuple(held), waits=waits, gathered=gathered)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    import torch
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
