@@ -39,28 +39,33 @@ class _Crossing(torch.autograd.Function):
         return ctx.back(grad), None, None
 
 
+def cross(x: torch.Tensor, there: Callable, back: Callable) -> torch.Tensor:
+    """`there(x)`, whose gradient is `back` of what comes back, whatever `there` does."""
+    return _Crossing.apply(x, there, back)
+
+
 def copy(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return _Crossing.apply(x, _same, partial(_summed, group=group))
+    return cross(x, _same, partial(_summed, group=group))
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return _Crossing.apply(x, partial(_summed, group=group), _same)
+    return cross(x, partial(_summed, group=group), _same)
 
 
 def all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return _Crossing.apply(x, partial(_joined, dim=dim, group=group), partial(_summed_part, dim=dim, group=group))
+    return cross(x, partial(_joined, dim=dim, group=group), partial(_summed_part, dim=dim, group=group))
 
 
 def reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return _Crossing.apply(x, partial(_summed_part, dim=dim, group=group), partial(_joined, dim=dim, group=group))
+    return cross(x, partial(_summed_part, dim=dim, group=group), partial(_joined, dim=dim, group=group))
 
 
 def split(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return _Crossing.apply(x, partial(_part, dim=dim, group=group), partial(_joined, dim=dim, group=group))
+    return cross(x, partial(_part, dim=dim, group=group), partial(_joined, dim=dim, group=group))
 
 
 def collect(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return _Crossing.apply(x, partial(_joined, dim=dim, group=group), partial(_part, dim=dim, group=group))
+    return cross(x, partial(_joined, dim=dim, group=group), partial(_part, dim=dim, group=group))
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from tests.benchmarks import (  # noqa: F401  they register themselves
     bench_plan,
     bench_recorder,
     bench_sharded,
+    bench_tensor,
     bench_tune,
 )
 from tests.benchmarks.harness import BENCHMARKS

@@ -1,0 +1,17 @@
+import torch.nn.functional as F
+
+
+class SequenceParallelMLP:
+    def __init__(self, p, wire):
+        self.p, self.wire = p, wire
+
+    def forward(self, x):
+        p, wire = self.p, self.wire
+        h = F.layer_norm(x, x.shape[-1:], p.norm_weight, p.norm_bias)
+        h = wire.cross(h, "all_gather", "reduce_scatter")
+        y = F.linear(F.gelu(F.linear(h, p.up, p.up_bias)), p.down)
+        return x + wire.cross(y, "reduce_scatter", "all_gather") + p.down_bias
+
+    def finish(self):
+        for param in vars(self.p).values():
+            self.wire.all_reduce(param.grad)
