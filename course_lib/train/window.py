@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.train.control import Control
+from course_lib.train.phases import Phases
 
 LossOf = Callable[[nn.Module, Any], tuple[torch.Tensor, int]]
 NORMALISATIONS = ("tokens", "micro", "none")
@@ -39,13 +41,15 @@ def micro_scale(normalise: str, count: int, micro_steps: int, total_count: int, 
 
 
 def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normalise: str = "tokens",
-               counts: Sequence[int] | None = None, op: str = "mean", every: bool = False) -> float:
+               counts: Sequence[int] | None = None, op: str = "mean", every: bool = False,
+               phases: Phases | None = None) -> float:
     """Forward and backward of this rank's micro-batches under a strategy, synchronised once, or after `every`
     micro-step; `.grad` is final on return.
 
     `counts` gives the number of terms of each micro-batch before it is run; it is needed for `"tokens"`,
     because the denominator belongs to the whole window and to all ranks. Under a mean-reducing strategy
     (`op="mean"`) the losses are multiplied by the number of ranks, which the mean divides away again.
+    `phases` of the same model let the active recorder see what the micro-steps compute.
     Returns this rank's share of the window's loss. Raises `ValueError` if `counts` is missing or wrong.
     """
     group = getattr(model, "group", None) or getattr(model, "process_group", None) or dist.group.WORLD
@@ -56,13 +60,20 @@ def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normali
             raise ValueError('normalise="tokens" needs counts: one number of terms for each micro-batch')
         mine = struct.pack("<q", sum(counts))
         total = sum(struct.unpack("<q", c)[0] for c in Control(group).exchange(mine, "the token count of a window"))
-    share = 0.0
+    losses: list[torch.Tensor] = []
+
+    def forward(batch: Any) -> torch.Tensor:
+        summed, count = loss_of(model, batch)
+        loss = summed * micro_scale(normalise, count, len(window), total, ranks)
+        losses.append(loss.detach())
+        return loss * ranks if op == "mean" else loss
+
     for i, batch in enumerate(window):
         with nullcontext() if every or i == len(window) - 1 else model.no_sync():
-            summed, count = loss_of(model, batch)
-            loss = summed * micro_scale(normalise, count, len(window), total, ranks)
-            (loss * ranks if op == "mean" else loss).backward()
-        share += float(loss.detach())
+            if phases is None:
+                forward(batch).backward()
+            else:
+                phases.micro_step(partial(forward, batch))
     model.finish_gradient_synchronization()
-    return share
+    return sum(map(float, losses), 0.0)
 
