@@ -1,10 +1,14 @@
-"""Do pipelines take what the simulator says, with the cost of a message measured in the same run?"""
+"""Do pipelines take what the simulator says, and are they as fast as `torch.distributed.pipelining`?
+
+The cost of a message is measured in the same run; torch's pipelines run on the same ranks, in alternation.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
 
+from course_lib.lab.workbench_pipeline import pipeline_runs
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
 from course_lib.schedule import interleaved, one_f_one_b, zb_v, zero_bubble
@@ -41,6 +45,27 @@ def pipeline_against_simulator() -> Iterator[Figure]:
                      half_iqr(steps), 0.03, "<=", note=note)
         yield Figure(f"bubble of {name} against the simulator", abs(statistics.median(bubbles)), "of the step",
                      half_iqr(bubbles), 0.02, "<=", note=f"predicted {expected.bubble:.3f}")
+
+
+@benchmark
+def pipeline_against_torch() -> Iterator[Figure]:
+    """Steps of 1F1B and interleaved 1F1B over torch's, with the same emulated stages; zero bubble's bubble over 1F1B's.
+    """
+    ours = {name: SCHEDULES[name] for name in ("1F1B", "interleaved", "zero bubble")}
+    twins = {"torch 1F1B": ("1F1B", M, 1), "torch interleaved": ("interleaved", M, 2)}
+    found = pipeline_runs(ours, twins, stage_ms=(MS, MS, MS), message_kb=MESSAGE / 1024, fabric=WIRE, repeats=ROUNDS,
+                          timeout_s=400).runs
+    for name in ("1F1B", "interleaved"):
+        mine, theirs = found[name], found[f"torch {name}"]
+        ratios = [a / b for a, b in zip(mine.seconds, theirs.seconds)]
+        note = (f"{ROUNDS} passes, {WIRE.kind}; {mine.median_s * 1e3:.0f} against {theirs.median_s * 1e3:.0f} ms, "
+                f"gradients differ by {max(mine.from_reference, theirs.from_reference):.0e}")
+        yield Figure(f"step of {name} over torch.distributed.pipelining", statistics.median(ratios), "of torch's",
+                     half_iqr(ratios), 1.0, "<=", note=note)
+    plain, split = found["1F1B"], found["zero bubble"]
+    ratios = [a / b for a, b in zip(split.bubbles, plain.bubbles)]
+    yield Figure("bubble of zero bubble over 1F1B's", statistics.median(ratios), "of 1F1B's", half_iqr(ratios), 0.5, "<=",
+                 note=f"{split.bubble:.3f} against {plain.bubble:.3f} of the step")
 
 
 def _measured() -> tuple[list[LinkCost], dict[str, list[Timeline]]]:
