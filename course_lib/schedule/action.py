@@ -49,13 +49,17 @@ LAST_USE = frozenset({Op.B, Op.W})
 SENDS = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVES = frozenset({Op.RECV_F, Op.RECV_B})
 MESSAGES = SENDS | RECEIVES
+WHOLE = -1
+"""The index of a gather, free or step that is of all buckets of its stage."""
 _INDEXED = COMPUTE | MESSAGES | {Op.REDUCE}
+_BY_BUCKET = frozenset({Op.REDUCE, Op.GATHER, Op.STEP})
 _TEXT = re.compile(r"([A-Za-z_]+?)(\d+)?(?:@(\d+))?")
 
 
 @dataclass(frozen=True, repr=False)
 class Action:
-    """`index` is the micro-batch of compute and messages, the bucket of a reduction, 0 for all else.
+    """`index` is the micro-batch of compute and messages and the bucket of a reduction, 0 if not given. A gather or a
+    step is of one bucket too, or, as `free` always is, of the whole stage (`WHOLE`) if not given.
 
     `send_F` sends what `stage` put out to the stage after it, `send_B` the gradient of what it took in to the
     stage before; `recv_F` and `recv_B` are for the input of `stage` and for the gradient of its output.
@@ -63,7 +67,11 @@ class Action:
 
     op: Op
     stage: int
-    index: int = 0
+    index: int = WHOLE
+
+    def __post_init__(self) -> None:
+        if self.index == WHOLE and self.op in _INDEXED:
+            object.__setattr__(self, "index", 0)
 
     def __str__(self) -> str:
         return self.short() + f"@{self.stage}"
@@ -72,7 +80,7 @@ class Action:
 
     def short(self) -> str:
         """Without the stage, for a rank that holds only one."""
-        return f"{self.op.value}{self.index if self.op in _INDEXED else ''}"
+        return f"{self.op.value}{'' if self.index == WHOLE else self.index}"
 
     @classmethod
     def parse(cls, text: str, stage: int | None = None) -> Action:
@@ -83,12 +91,12 @@ class Action:
         except (TypeError, ValueError):
             raise ScheduleError(f"{text!r} is not an action; write for example F0, B0@2, send_F0, reduce0@1, one of "
                                 f"{', '.join(op.value for op in Op)}") from None
-        if (match[2] is None) == (op in _INDEXED):
+        if (match[2] is None and op in _INDEXED) or (match[2] is not None and op is Op.FREE):
             raise ScheduleError(f"{text!r}: {op.value} takes {'a' if op in _INDEXED else 'no'} number, as in "
                                 f"{cls(op, 0)}")
         if match[3] is None and stage is None:
             raise ScheduleError(f"{text!r} is on a rank with several stages or none; name the stage, as in {text}@0")
-        return cls(op, stage if match[3] is None else int(match[3]), int(match[2] or 0))
+        return cls(op, stage if match[3] is None else int(match[3]), WHOLE if match[2] is None else int(match[2]))
 
     def partner(self) -> Action:
         """The receive that belongs to a send, or the send to a receive."""
@@ -129,7 +137,8 @@ class Schedule:
         if action.op in COMPUTE | MESSAGES and not 0 <= action.index < self.micro_batches:
             raise ScheduleError(f"rank {rank} has {action}, but the schedule has micro-batches 0 to "
                                 f"{self.micro_batches - 1}")
-        if action.op is Op.REDUCE and not (self.buckets and 0 <= action.index < self.buckets[action.stage]):
+        one = action.op in _BY_BUCKET and action.index != WHOLE
+        if one and not (self.buckets and 0 <= action.index < self.buckets[action.stage]):
             raise ScheduleError(f"rank {rank} has {action}, but the schedule names buckets {list(self.buckets)}")
 
     @classmethod

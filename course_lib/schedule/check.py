@@ -16,6 +16,7 @@ from course_lib.schedule.action import (
     Schedule,
     ScheduleError,
 )
+from course_lib.schedule.cycle import check_turns, covers, held
 from course_lib.schedule.progress import live, order
 
 
@@ -37,7 +38,8 @@ def check(schedule: Schedule) -> Facts:
     Every micro-batch goes once forward and once backward (B, or I and W) through every stage. Sends and receives
     match one to one and, between two ranks, in order. A send goes on only when its receive has been posted. A gradient
     is reduced once a bucket and window, after the last backward of its stage. Parameters that are gathered at all
-    are gathered when they are used. Without messages, only the order of compute is proved.
+    are gathered when they are used, and as the optimizer left them, also where one pass does what is left of the one
+    before (`cycle`). Without messages, only the order of compute is proved.
 
     Raises `ScheduleError`, which says what is wrong and, where ranks wait for each other, which action on which
     rank waits for what.
@@ -46,6 +48,7 @@ def check(schedule: Schedule) -> Facts:
     _complete(schedule)
     _matched(schedule)
     _reduced(schedule)
+    check_turns(schedule)
     gathered = tuple(_gathered(schedule, rank) for rank in range(len(schedule.ranks)))
     found = tuple(order(schedule))
     return Facts(found, tuple(max(live(schedule, rank), default=0) for rank in range(len(schedule.ranks))), gathered,
@@ -129,20 +132,20 @@ def _reduced(schedule: Schedule) -> None:
 def _gathered(schedule: Schedule, rank: int) -> int:
     """The most stages gathered at once. 0 where parameters are never gathered: they are always there."""
     gathers = any(a.op in (Op.GATHER, Op.FREE) for actions in schedule.ranks for a in actions)
-    held: set[int] = set()
+    freed = {a.stage for a in schedule.ranks[rank] if a.op is Op.FREE}
     peak = 0
-    for k, action in enumerate(schedule.ranks[rank]):
+    for k, action, now in held(schedule, rank):
         stage = action.stage
-        if (action.op is Op.GATHER and stage in held) or (action.op is Op.FREE and stage not in held):
+        parts = {(stage, part) for part in covers(schedule, action)} if action.op in (Op.GATHER, Op.FREE) else set()
+        if (action.op is Op.GATHER and parts & now) or (action.op is Op.FREE and not parts & now):
             state = "gathered already" if action.op is Op.GATHER else "not gathered"
             raise ScheduleError(f"rank {rank} has {schedule.name(action)} as action {k}, but stage {stage} is {state}")
-        if gathers and action.op in COMPUTE and stage not in held:
+        if action.op is Op.GATHER and stage not in freed:
+            raise ScheduleError(f"rank {rank} never frees stage {stage}, which it gathered; add "
+                                f"{schedule.name(Action(Op.FREE, stage))} after its last use")
+        whole = {(stage, part) for part in covers(schedule, Action(Op.GATHER, stage))}
+        if gathers and action.op in COMPUTE and not whole <= now:
             raise ScheduleError(f"rank {rank} does {schedule.name(action)} (action {k}) with parameters that are not "
                                 f"gathered; put {schedule.name(Action(Op.GATHER, stage))} before it")
-        held |= {stage} if action.op is Op.GATHER else set()
-        held -= {stage} if action.op is Op.FREE else set()
-        peak = max(peak, len(held))
-    if held:
-        raise ScheduleError(f"rank {rank} never frees stage {min(held)}, which it gathered; add "
-                            f"{schedule.name(Action(Op.FREE, min(held)))} after its last use")
+        peak = max(peak, len({s for s, _ in now | (parts if action.op is Op.GATHER else set())}))
     return peak

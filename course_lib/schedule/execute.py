@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,11 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.schedule.action import (
-    BACKWARD,
-    COMPUTE,
     LAST_USE,
-    RECEIVES,
-    SENDS,
+    WHOLE,
     Action,
     Op,
     Schedule,
@@ -33,17 +31,16 @@ from course_lib.schedule.action import (
 )
 from course_lib.schedule.check import check
 from course_lib.schedule.clock import Clock
-from course_lib.schedule.mail import Mail, Shapes, describe
+from course_lib.schedule.cycle import carried, covers, held_over
+from course_lib.schedule.mail import Mail, Shapes
 from course_lib.schedule.messages import with_messages
-from course_lib.schedule.replicas import Replicas
+from course_lib.schedule.one_pass import LossOf, Pass
+from course_lib.schedule.replicas import Replicas, parts_of
 from course_lib.schedule.sharded import Sharded
-from course_lib.schedule.split import backward_input
 from course_lib.schedule.tied import Tied, Ties
 from course_lib.train.base import Strategy
 from course_lib.train.broadcast import broadcast_module
 from course_lib.train.control import Control, ranks_text
-
-LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
 class Pipeline:
@@ -54,9 +51,10 @@ class Pipeline:
     *summed* loss of the micro-batch. `group` holds the ranks of this pipeline in order (default: all ranks),
     `replicas` the ranks that hold the same stages in other pipelines: they start from the parameters of the first of
     them, and the schedule must reduce (`add_reductions`). Where it gathers parameters too (`add_gathers`), they are
-    sharded over the replicas (ZeRO-3). `step(stage)` is called for a `step` action; an optimizer holds
-    `parameters(stage)`. `ties` lists weights that stages on different ranks share, each as the (stage, name) of its
-    uses: their gradients are summed at the end of a window.
+    sharded over the replicas (ZeRO-3). `step(stage)` is called for a `step` action, `step(stage, bucket)` for that of
+    one bucket; an optimizer holds `parameters(stage)` or `parameters(stage, bucket)`. Steps that a schedule carries
+    into the next pass (`cycle`) are done there, or by `flush()` after the last. `ties` lists weights that stages on
+    different ranks share, each as the (stage, name) of its uses: their gradients are summed at the end of a window.
 
     Every rank of the pipeline makes one at the same point. The schedule is checked, and messages are added where it
     has none, before anything runs. Raises `ScheduleError` for a schedule that cannot run or stages that do not fit.
@@ -64,7 +62,7 @@ class Pipeline:
 
     def __init__(self, schedule: Schedule, stages: Mapping[int, nn.Module], loss_of: LossOf, *,
                  group: dist.ProcessGroup | None = None, replicas: dist.ProcessGroup | None = None,
-                 step: Callable[[int], None] | None = None, ties: Ties = ()) -> None:
+                 step: Callable[..., None] | None = None, ties: Ties = ()) -> None:
         group = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(group)
         schedule = with_messages(schedule)
@@ -75,6 +73,8 @@ class Pipeline:
         if replicas is not None:
             self._agree(replicas)
         self._actions = schedule.ranks[self.rank]
+        self._carried, self._held_over = carried(schedule, self.rank), held_over(schedule, self.rank)
+        self._owed: set[Action] = set()  # carried steps whose gradient is there or on its way
         self._splits = {a.stage for a in self._actions if a.op is Op.I}
         self._params = {s: list(module.parameters()) for s, module in stages.items()}
         limit_s = getattr(getattr(group, "spec", None), "timeout_s", 300.0)
@@ -86,18 +86,66 @@ class Pipeline:
         self._tied = Tied(ties, schedule, self.stages, self.rank, dist.get_process_group_ranks(group))
         self._over = None if replicas is None or dist.get_world_size(replicas) == 1 else self._spread(replicas)
 
-    def parameters(self, stage: int) -> list[nn.Parameter]:
-        """What an optimizer of the stage holds: its parameters, or where they are sharded this rank's shards."""
-        return [p for p in self._params[stage] if p.requires_grad] if self._over is None \
-            else self._over.parameters(stage)
+    def parameters(self, stage: int, bucket: int = WHOLE) -> list[nn.Parameter]:
+        """What an optimizer of the stage, or of one bucket of it, holds: parameters, or where they are sharded this
+        rank's shards."""
+        if self._over is not None:
+            return self._over.parameters(stage, bucket)
+        if bucket != WHOLE:
+            return parts_of(self._in_order(), dict(enumerate(self.schedule.buckets)))[stage, bucket]
+        return [p for p in self._params[stage] if p.requires_grad]
+
+    def flush(self) -> None:
+        """Do the steps that the last pass left for the next. Every replica calls it, before parameters are read or
+        saved; harmless where there are none."""
+        for action in self._carried:
+            self._step_of(action)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside the block every parameter of this rank's stages is whole and up to date, for reading. Every replica
+        calls it between passes."""
+        self.flush()
+        mine = [key for s in self.stages for key in self._keys(Action(Op.GATHER, s))]
+        if not isinstance(self._over, Sharded):
+            yield
+            return
+        missing = {s for s, b in self._over.missing(mine)}
+        self._over.gather(mine)
+        for stage in self.stages:
+            for work in self._over.coming(stage):
+                work.wait()
+        try:
+            yield
+        finally:
+            for stage in missing:
+                self._over.free(stage)
+
+    def _keys(self, action: Action) -> list[tuple[int, int]]:
+        return [(action.stage, part) for part in covers(self.schedule, action)]
+
+    def _step_of(self, action: Action) -> None:
+        """Step, unless it is of the pass before and that left no gradient: there was none, or it was not the last of
+        its update."""
+        if action in self._carried:
+            if action not in self._owed:
+                return
+            self._owed.remove(action)
+        if self._over is not None:
+            self._over.finish(self._keys(action))
+            self._clock.mark()
+        self._step(action.stage) if action.index == WHOLE else self._step(action.stage, action.index)
+
+    def _in_order(self) -> dict[int, nn.Module]:
+        """The stages in the order in which their last backward is done."""
+        last = {a.stage: k for k, a in enumerate(self._actions) if a.op in LAST_USE}
+        return {stage: self.stages[stage] for stage in sorted(last, key=last.__getitem__)}
 
     def _spread(self, replicas: dist.ProcessGroup) -> Replicas | Sharded:
         for module in self.stages.values():
             broadcast_module(module, replicas)
-        last = {a.stage: k for k, a in enumerate(self._actions) if a.op in LAST_USE}
-        stages = {stage: self.stages[stage] for stage in sorted(last, key=last.__getitem__)}
         kind = Sharded if any(a.op is Op.GATHER for a in self._actions) else Replicas
-        return kind(stages, dict(enumerate(self.schedule.buckets)), replicas)
+        return kind(self._in_order(), dict(enumerate(self.schedule.buckets)), replicas)
 
     def _refuse(self, group: dist.ProcessGroup, replicas: dist.ProcessGroup | None, ties: Ties) -> None:
         if dist.get_world_size(group) != len(self.schedule.ranks):
@@ -152,104 +200,22 @@ class Pipeline:
             raise RuntimeError("an earlier pass failed half-way, so that its messages may still be under way; start "
                                "the ranks again")
         self._under_way = True
-        one = _Pass(self, window, denominator)
+        one = Pass(self, window, denominator)
+        if isinstance(self._over, Sharded):
+            self._over.gather(sorted(self._held_over))  # before the first pass there was none to do it
         self._clock.begin()
         for action in self._actions:
-            if last or action.op not in (Op.REDUCE, Op.STEP):
+            if last or action.op not in (Op.REDUCE, Op.STEP) or action in self._owed:
                 with self._clock.action(action, self.schedule.name(action)):
                     one.do(action)
+        if last:
+            self._owed |= set(self._carried)
         if self._over is not None:
-            self._over.finish()
+            later = {key for action in self._owed for key in self._keys(action)}
+            self._over.finish(key for s in self.stages for key in self._keys(Action(Op.STEP, s)) if key not in later)
         if last:
             self._tied.sum()
         self._mail.finish()
         self._clock.end()
         self._under_way = False
         return float(sum(one.losses))
-
-
-class _Pass:
-    """What lives during one pass: inputs, outputs, and gradients on their way."""
-
-    def __init__(self, pipeline: Pipeline, window: Sequence[Any], denominator: float) -> None:
-        self.pipeline, self.window, self.denominator = pipeline, window, denominator
-        self.graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self.halves: dict[tuple[int, int], Any] = {}
-        self.out: dict[Action, torch.Tensor] = {}  # what a neighbour will take, by its receive
-        self.losses: list[torch.Tensor] = []
-
-    def do(self, action: Action) -> None:
-        pipeline, stage, i = self.pipeline, action.stage, action.index
-        over = pipeline._over
-        if action.op in COMPUTE and isinstance(over, Sharded):
-            for work in over.coming(stage):
-                pipeline._clock.wait(work)
-        if action.op is Op.F:
-            self._forward(stage, i)
-        elif action.op in BACKWARD:
-            self._backward(action)
-        elif action.op is Op.W:
-            self.halves.pop((stage, i)).run()
-        elif action.op in SENDS:
-            pipeline._mail.send(action, self.out.pop(action.partner()))
-        elif action.op in RECEIVES:
-            pipeline._mail.post(action)
-        elif action.op is Op.STEP:
-            if over is not None:
-                over.finish(stage)
-                pipeline._clock.mark()
-            pipeline._step(stage)
-        elif action.op is Op.GATHER:
-            over.gather(stage)
-        elif action.op is Op.FREE:
-            over.free(stage)
-        elif over is not None:
-            over.start(stage, i)
-
-    def _take(self, receive: Action) -> torch.Tensor:
-        """What a neighbouring stage gave, from this rank or another."""
-        if receive in self.out:
-            return self.out.pop(receive)
-        buffer, work = self.pipeline._mail.take(receive)
-        self.pipeline._clock.wait(work)
-        return buffer.to(self.pipeline._device)
-
-    def _forward(self, stage: int, i: int) -> None:
-        pipeline = self.pipeline
-        x = self.window[i][0] if stage == 0 else self._take(Action(Op.RECV_F, stage, i))
-        if x.is_floating_point() and (stage > 0 or stage in pipeline._splits):
-            x = x.detach().requires_grad_()
-        output = self._through(stage, i, x)
-        if stage + 1 < pipeline.schedule.stages:
-            pipeline._shapes.tell(stage, i, output)
-            self.out[Action(Op.RECV_F, stage + 1, i)] = output.detach()
-        else:
-            output = pipeline.loss_of(output, self.window[i]) / self.denominator
-            self.losses.append(output.detach())
-        self.graphs[stage, i] = x, output
-
-    def _through(self, stage: int, i: int, x: torch.Tensor) -> torch.Tensor:
-        pipeline = self.pipeline
-        source = f"stage {stage - 1}" if stage else "the micro-batch"
-        where = f"stage {stage} on rank {pipeline.rank}, micro-batch {i}"
-        try:
-            output = pipeline.stages[stage](x)
-        except Exception as error:
-            raise ScheduleError(f"{where}: the stage failed on what {source} gives, {describe(x.shape, x.dtype)}: "
-                                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
-        if not isinstance(output, torch.Tensor):
-            raise ScheduleError(f"{where}: the stage put out a {type(output).__name__}; a stage gives one tensor")
-        return output
-
-    def _backward(self, action: Action) -> None:
-        pipeline, stage, i = self.pipeline, action.stage, action.index
-        x, output = self.graphs.pop((stage, i))
-        grad = None if stage + 1 == pipeline.schedule.stages else self._take(Action(Op.RECV_B, stage, i))
-        if action.op is Op.I:
-            of_x, self.halves[stage, i] = backward_input(output, grad, x, pipeline._params[stage])
-        else:
-            if output.requires_grad:
-                output.backward(grad)
-            of_x = x.grad
-        if stage > 0:
-            self.out[Action(Op.RECV_B, stage - 1, i)] = torch.zeros_like(x) if of_x is None else of_x

@@ -85,8 +85,9 @@ def add_steps(schedule: Schedule) -> Schedule:
 def move_earlier(schedule: Schedule, op: Op, by: int | None = None, cap: int | None = None) -> Schedule:
     """Start every gather or reduction up to `by` computations earlier (as early as can be by default).
 
-    A gather stays behind the `free` of its stage and never makes more than `cap` stages gathered at once. A reduction
-    stays behind the last backward of its stage. Collectives keep their order, because all replicas issue them in it.
+    A gather stays behind the `free` and the step of its stage and never makes more than `cap` stages gathered at once.
+    A reduction stays behind the last backward of its stage. Collectives keep their order, because all replicas issue
+    them in it.
     """
     return schedule.with_ranks(_moved(actions, op, -1, by, cap) for actions in schedule.ranks)
 
@@ -125,7 +126,7 @@ def _blocks(other: Action, moving: Action, way: int) -> bool:
     if other.stage != moving.stage:
         return False
     if moving.op is Op.GATHER:
-        return other.op is Op.FREE if way < 0 else other.op in COMPUTE
+        return other.op in (Op.FREE, Op.STEP) if way < 0 else other.op in COMPUTE
     return other.op in LAST_USE if way < 0 else other.op is Op.STEP
 
 

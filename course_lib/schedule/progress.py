@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib.schedule.action import BACKWARD, LAST_USE, RECEIVES, SENDS, Action, Op, Schedule, ScheduleError
+from course_lib.schedule.cycle import carried, covers
 
 
 class Needs:
@@ -12,6 +13,7 @@ class Needs:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        self.carried = {a for rank in range(len(schedule.ranks)) for a in carried(schedule, rank)}
         self.backward = {(a.stage, a.index): a.op for actions in schedule.ranks for a in actions if a.op in BACKWARD}
 
     def of(self, action: Action) -> Iterator[Action]:
@@ -35,8 +37,8 @@ class Needs:
         elif action.op is Op.REDUCE:
             yield from (Action(Op.B if self.backward[stage, m] is Op.B else Op.W, stage, m)
                         for m in range(self.schedule.micro_batches))
-        elif action.op is Op.STEP:
-            yield from (Action(Op.REDUCE, stage, b) for b in range(self.schedule.buckets[stage])) \
+        elif action.op is Op.STEP and action not in self.carried:
+            yield from (Action(Op.REDUCE, stage, b) for b in covers(self.schedule, action)) \
                 if self.schedule.buckets else self.of(Action(Op.REDUCE, stage))
 
     def _backward(self, stage: int, i: int) -> Action:

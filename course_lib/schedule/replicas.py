@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from course_lib import record
-from course_lib.schedule.action import ScheduleError
+from course_lib.schedule.action import WHOLE, ScheduleError
 
 
 class Replicas:
@@ -27,8 +27,10 @@ class Replicas:
         self._parts = {key: one_dtype(key, params) for key, params in parts_of(stages, buckets).items()}
         self._travelling: list[tuple[tuple[int, int], torch.Tensor, dist.Work]] = []
 
-    def parameters(self, stage: int) -> list[nn.Parameter]:
-        """What an optimizer holds: the stage's own parameters."""
+    def parameters(self, stage: int, bucket: int = WHOLE) -> list[nn.Parameter]:
+        """What an optimizer of the stage, or of one bucket of it, holds."""
+        if bucket != WHOLE:
+            return list(self._parts[stage, bucket])
         return [p for p in self._stages[stage].parameters() if p.requires_grad]
 
     def start(self, stage: int, bucket: int) -> None:
@@ -42,11 +44,11 @@ class Replicas:
             work = dist.all_reduce(flat, group=self.group, async_op=True)
         self._travelling.append(((stage, bucket), flat, work))
 
-    def finish(self, stage: int | None = None) -> None:
-        """Wait for the buckets of one stage, or of all, and put the sums into `.grad`."""
-        rest = []
+    def finish(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Wait for these (stage, bucket) and put the sums into `.grad`."""
+        rest, wanted = [], set(wanted)
         for key, flat, work in self._travelling:
-            if stage not in (None, key[0]):
+            if key not in wanted:
                 rest.append((key, flat, work))
                 continue
             work.wait()

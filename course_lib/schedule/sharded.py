@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from course_lib import record
-from course_lib.schedule.action import ScheduleError
+from course_lib.schedule.action import WHOLE, ScheduleError
 from course_lib.schedule.replicas import one_dtype, parts_of
 
 
@@ -31,11 +31,13 @@ class _Part:
         """The same storage each time: what autograd saved as a view of a parameter finds its values again."""
         storage = self._full.untyped_storage()
         storage.resize_(self._full.numel() * self._full.element_size())
+        self.whole = True
         for p, view, shape in zip(self.params, self._full.split([*self._sizes, self._padding]), self._shapes):
             p.data = view.view(shape)
         return dist.all_gather_into_tensor(self._full, self.shard.detach(), group=self._group, async_op=True)
 
     def free(self) -> None:
+        self.whole = False
         for p in self.params:
             p.data = p.data.new_empty(0)
         self._full.untyped_storage().resize_(0)
@@ -68,19 +70,27 @@ class Sharded:
         self._coming: dict[int, list[dist.Work]] = {}
         self._travelling: list[tuple[tuple[int, int], torch.Tensor, dist.Work]] = []
 
-    def parameters(self, stage: int) -> list[nn.Parameter]:
-        """What an optimizer holds: one flat shard a bucket."""
-        return [part.shard for (s, _), part in self._parts.items() if s == stage]
+    def parameters(self, stage: int, bucket: int = WHOLE) -> list[nn.Parameter]:
+        """What an optimizer of the stage holds, one flat shard a bucket, or that of one bucket."""
+        return [part.shard for (s, b), part in self._parts.items() if s == stage and bucket in (WHOLE, b)]
 
-    def gather(self, stage: int) -> None:
-        """Begin to gather a stage."""
-        self._coming[stage] = [part.gather() for (s, _), part in self._parts.items() if s == stage]
+    def gather(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Begin to gather each (stage, bucket) that is not whole."""
+        for key in keys:
+            if (part := self._parts.get(key)) is not None and not part.whole:
+                self._coming.setdefault(key[0], []).append(part.gather())
+
+    def missing(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Which of them are not whole."""
+        return [key for key in keys if key in self._parts and not self._parts[key].whole]
 
     def coming(self, stage: int) -> list[dist.Work]:
         """What to wait for before the stage computes."""
         return self._coming.pop(stage, [])
 
     def free(self, stage: int) -> None:
+        for work in self.coming(stage):
+            work.wait()
         for (s, _), part in self._parts.items():
             if s == stage:
                 part.free()
@@ -91,11 +101,11 @@ class Sharded:
             with record.tag(bucket):
                 self._travelling.append(((stage, bucket), *part.reduce()))
 
-    def finish(self, stage: int | None = None) -> None:
-        """Wait for the gradients of one stage, or of all; each shard's `.grad` is then its part of the sum."""
-        rest = []
+    def finish(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Wait for the gradients of these (stage, bucket); each shard's `.grad` is then its part of the sum."""
+        rest, wanted = [], set(wanted)
         for key, mine, work in self._travelling:
-            if stage not in (None, key[0]):
+            if key not in wanted:
                 rest.append((key, mine, work))
                 continue
             work.wait()

@@ -60,12 +60,8 @@ def two_updates(name: str, kind: str, at_once: int):
             pipeline.run(window, total, last=k == 1)
     calls = dict(across[rank].traffic.calls)
     left = sum(p.numel() for s in mine for p in mine[s].parameters() if p.requires_grad)
-    out = {}
-    for s in mine:
-        pipeline._over.gather(s)
-        for work in pipeline._over.coming(s):
-            work.wait()
-        out[s] = [p.detach().clone() for p in mine[s].parameters()]
+    with pipeline.gathered():
+        out = {s: [p.detach().clone() for p in mine[s].parameters()] for s in mine}
     return out, calls, left, sum(a.op is Op.GATHER for a in schedule.ranks[rank])
 
 

@@ -22,7 +22,7 @@ def test_a_pipeline_is_written_as_on_a_whiteboard() -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("F0 G0", "'G0' is not an action"), ("F B0", "'F': F takes a number"), ("F0 step3", "step takes no number"),
+    ("F0 G0", "'G0' is not an action"), ("F B0", "'F': F takes a number"), ("F0 free3", "free takes no number"),
     ("F0@1 B0", r"rank 0 has F0@1, but holds only stages \[0\]"), ("", "at least one of each"), ("F0 B0 W7", "0 to 0"),
     ("stages 0\nrank 0: F0", "heading cannot be read"), ("F0 B0 reduce0", "names buckets"),
     ("stages on ranks 0 0; 1 micro-batches\nF0 B0", "name the stage, as in F0@0"),

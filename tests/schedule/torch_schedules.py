@@ -15,7 +15,8 @@ COMPUTE = ("F", "B", "I", "W")
 
 
 def ours(actions) -> list[Action]:
-    return [Action(_OPS[a.computation_type.value], a.stage_index, a.microbatch_index or 0)
+    return [Action(_OPS[a.computation_type.value], a.stage_index, *([] if a.microbatch_index is None else
+                                                                     [a.microbatch_index]))
             for a in actions if a is not None]
 
 
