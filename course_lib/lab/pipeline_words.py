@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from course_lib.schedule.action import Action, Schedule, ScheduleError
+from course_lib.schedule.action import BACKWARD, RECEIVES, SENDS, Action, Op, Schedule, ScheduleError
+from course_lib.schedule.messages import add_messages
 
 
 def words_of(schedule: Schedule) -> list[list[str]]:
@@ -31,3 +32,41 @@ def schedule_of(lists: Iterable[Sequence[str]], rank_of: Sequence[int] | None = 
         only = holds.index(rank) if holds.count(rank) == 1 else None
         ranks.append([Action.parse(word, only) for word in words])
     return Schedule.of(ranks, holds, micro_batches, [1] * len(holds) if reduces else ())
+
+
+def placed(schedule: Schedule, place_receives: Callable) -> Schedule:
+    """A schedule of compute, with sends and with the receives that `place_receives` (exercise 10.2) places.
+    Raises `ScheduleError` for words that are none."""
+    lists, receive_of, needs = without_receives(schedule)
+    found = place_receives(lists, receive_of, needs)
+    return schedule_of(found, schedule.rank_of, schedule.micro_batches, bool(schedule.buckets))
+
+
+def without_receives(schedule: Schedule) -> tuple[list[list[str]], Callable, Callable]:
+    """What `place_receives` is called with: the words of compute and sends, each naming its stage; `receive_of(send)`,
+    which gives (rank, receive); `needs(compute)`, the receive whose message it takes in, or None."""
+    full = add_messages(schedule)
+    known = {str(a): a for actions in full.ranks for a in actions}
+
+    def receive_of(word: str) -> tuple[int, str]:
+        action = known.get(word)
+        if action is None or action.op not in SENDS:
+            raise ValueError(f"receive_of({word!r}): that is no send of this schedule")
+        return full.rank_of[action.partner().stage], str(action.partner())
+
+    def needs(word: str) -> str | None:
+        if word not in known:
+            raise ValueError(f"needs({word!r}): that is no word of this schedule")
+        receive = message_of(full, known[word])
+        return None if receive is None else str(receive)
+
+    return [[str(a) for a in actions if a.op not in RECEIVES] for actions in full.ranks], receive_of, needs
+
+
+def message_of(schedule: Schedule, action: Action) -> Action | None:
+    """The receive that a compute takes its message from, where it takes one."""
+    if action.op is Op.F and action.stage - 1 in schedule.boundaries:
+        return Action(Op.RECV_F, action.stage, action.index)
+    if action.op in BACKWARD and action.stage in schedule.boundaries:
+        return Action(Op.RECV_B, action.stage, action.index)
+    return None

@@ -20,12 +20,12 @@ from course_lib.tune.sweep import Measured
 
 @dataclass(frozen=True)
 class PipelineRun(Measured):
-    """One schedule. `bubbles` has the bubble of each repetition, `kept` the most activations that each rank held,
-    `from_reference` the largest difference of a gradient element from a single process, as a fraction of the largest.
-    """
+    """One schedule. `bubbles` has the bubble of each repetition, `kept` the most activations that each rank held, in
+    micro-batches of all its stages; `from_reference` is the largest difference of a gradient element from those of a
+    single process, as a fraction of the largest."""
 
     bubbles: tuple[float, ...]
-    kept: tuple[int, ...]
+    kept: tuple[float, ...]
     from_reference: float
 
     @property
@@ -98,7 +98,7 @@ def _on_rank(schedules, twins, stage_ms, elements, repeats):
     seconds, lines = alternate(steps, repeats, 1, f"{PROVENANCE}, {context().spec.provenance}")
     off = torch.tensor([part.from_reference() for part in parts.values()], dtype=torch.float64)
     dist.all_reduce(off, op=dist.ReduceOp.MAX, group=control_group())
-    return link, seconds, lines, {name: part.live.most for name, part in parts.items()}, dict(zip(parts, off.tolist()))
+    return link, seconds, lines, {name: part.kept() for name, part in parts.items()}, dict(zip(parts, off.tolist()))
 
 
 class Live:
@@ -169,6 +169,9 @@ class _Part:
 
     def run(self) -> None:
         self.pipeline.run(self.feed, self.m)
+
+    def kept(self) -> float:
+        return self.live.most / len(self.stages)
 
     def from_reference(self) -> float:
         """Against all stages in this one process, one micro-batch after the other."""

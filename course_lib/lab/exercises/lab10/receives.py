@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 from course_lib.lab.guard import call
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.pipeline_words import is_words, schedule_of
-from course_lib.schedule.action import BACKWARD, COMPUTE, RECEIVES, SENDS, Action, Op, Schedule, ScheduleError
+from course_lib.lab.pipeline_words import is_words, message_of, schedule_of, without_receives
+from course_lib.schedule.action import COMPUTE, RECEIVES, Schedule, ScheduleError
 from course_lib.schedule.check import check
 from course_lib.schedule.generators import gpipe, interleaved, one_f_one_b, zb_v, zero_bubble
-from course_lib.schedule.messages import add_messages
 
 HINTS = (
     "Play all ranks at once, with a finger on the next word of each list. A compute can go when its message has been "
@@ -117,23 +116,7 @@ def _crossed(p: int, m: int) -> Schedule:
 
 def _placed(answer: Callable, kind: str, compute: Schedule) -> Case | Row:
     """What came back for one schedule, or the row that says why it is no answer."""
-    full = add_messages(compute)
-    given = full.with_ranks([a for a in actions if a.op not in RECEIVES] for actions in full.ranks)
-    spelt = {str(a): a for actions in full.ranks for a in actions}
-
-    def receive_of(word: str) -> tuple[int, str]:
-        action = spelt.get(word)
-        if action is None or action.op not in SENDS:
-            raise ValueError(f"receive_of({word!r}): that is no send of this schedule")
-        return full.rank_of[action.partner().stage], str(action.partner())
-
-    def needs(word: str) -> str | None:
-        if word not in spelt:
-            raise ValueError(f"needs({word!r}): that is no word of this schedule")
-        receive = _input(full, spelt[word])
-        return None if receive is None else str(receive)
-
-    lists = [[str(a) for a in actions] for actions in given.ranks]
+    lists, receive_of, needs = without_receives(compute)
     passed = [list(words) for words in lists]
     shown = f"place_receives(lists, receive_of, needs) for {kind}, {len(lists)} ranks,"
     got = call(answer, passed, receive_of, needs, shown=shown)
@@ -146,21 +129,12 @@ def _placed(answer: Callable, kind: str, compute: Schedule) -> Case | Row:
     kept = [[w for w in words if not w.startswith("recv")] for words in found] == lists
     fault, held = "", 0
     try:
-        schedule = schedule_of(found, full.rank_of, full.micro_batches)
+        schedule = schedule_of(found, compute.rank_of, compute.micro_batches)
         check(schedule)
         held = _most_held(schedule)
     except ScheduleError as error:
         fault = str(error).removesuffix(" post the receive earlier (early_receives).")
-    return Case(kind, given, found, kept, passed != lists, fault, held)
-
-
-def _input(schedule: Schedule, action: Action) -> Action | None:
-    """The receive that a compute takes its message from."""
-    if action.op is Op.F and action.stage - 1 in schedule.boundaries:
-        return Action(Op.RECV_F, action.stage, action.index)
-    if action.op in BACKWARD and action.stage in schedule.boundaries:
-        return Action(Op.RECV_B, action.stage, action.index)
-    return None
+    return Case(kind, compute, found, kept, passed != lists, fault, held)
 
 
 def _most_held(schedule: Schedule) -> int:
@@ -171,7 +145,7 @@ def _most_held(schedule: Schedule) -> int:
         for action in actions:
             now += action.op in RECEIVES
             most = max(most, now)
-            now -= action.op in COMPUTE and _input(schedule, action) is not None
+            now -= action.op in COMPUTE and message_of(schedule, action) is not None
     return most
 
 
