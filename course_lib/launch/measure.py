@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import record
+from course_lib.launch.renamed import all_gather_single, reduce_scatter_single
 from course_lib.simulate.link import LinkCost
 
 MB = 2**20
@@ -28,14 +29,14 @@ def _all_gather(nbytes: int, group) -> Callable[[], dist.Work]:
     size = dist.get_world_size(group)
     part = torch.zeros(max(1, nbytes // 4 // size))
     whole = torch.zeros(part.numel() * size)
-    return lambda: dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
+    return lambda: all_gather_single(whole, part, group=group, async_op=True)
 
 
 def _reduce_scatter(nbytes: int, group) -> Callable[[], dist.Work]:
     size = dist.get_world_size(group)
     part = torch.zeros(max(1, nbytes // 4 // size))
     whole = torch.zeros(part.numel() * size)
-    return lambda: dist.reduce_scatter_tensor(part, whole, group=group, async_op=True)
+    return lambda: reduce_scatter_single(part, whole, group=group, async_op=True)
 
 
 _COLLECTIVES = {"all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter}

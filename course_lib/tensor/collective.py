@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from course_lib.launch.renamed import all_gather_single, reduce_scatter_single
 from course_lib.tensor.shard import place
-
-# torch 2.13 renamed both; 2.11 knows the second name alone.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 InFlight = tuple[torch.Tensor, torch.Tensor, dist.Work]
 """The result, what is sent (which must stay referenced and untouched until it has arrived), and the work."""
@@ -19,14 +16,14 @@ def start_gather(x: torch.Tensor, group: dist.ProcessGroup | None) -> InFlight:
     """The tensors (…) of all ranks as one of (ranks, …)."""
     x = x.contiguous()
     whole = x.new_empty(place(group)[1], *x.shape)
-    return whole, x, _all_gather(whole.view(-1), x.view(-1), group=group, async_op=True)
+    return whole, x, all_gather_single(whole.view(-1), x.view(-1), group=group, async_op=True)
 
 
 def start_scatter(parts: torch.Tensor, group: dist.ProcessGroup | None) -> InFlight:
     """Of (ranks, …), this rank's (…) summed over the ranks. The inputs are sent flat: gloo wants that."""
     parts = parts.contiguous()
     mine = torch.empty_like(parts[0])
-    return mine, parts, _reduce_scatter(mine.view(-1), parts.view(-1), group=group, async_op=True)
+    return mine, parts, reduce_scatter_single(mine.view(-1), parts.view(-1), group=group, async_op=True)
 
 
 def arrived(flight: InFlight) -> torch.Tensor:
