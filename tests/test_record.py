@@ -68,6 +68,7 @@ def test_threads_append_without_loss():
     assert len(rec.timeline()) == 2000
 
 
+@pytest.mark.timing
 def test_adding_a_span_costs_microseconds():
     rec = record.Recorder()
     cost = []

@@ -58,10 +58,12 @@ def _table(device: torch.device) -> torch.Tensor:
 def split(x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(scale, units) of the 1-D x: mean|x| with no dimensions, and ±1 by the sign bits of x.
 
-    Of all ±s, s = mean|x| has the smallest squared error (Seide 2014; Karimireddy 2019, arXiv 1901.09847).
+    Of all ±s, s = mean|x| has the smallest squared error (Seide 2014; Karimireddy 2019, arXiv 1901.09847). A sum and
+    no dot product: BLAS adds in an order that depends on where in memory x begins, and so on the bucket it lies in.
     """
-    units = torch.copysign(x.new_ones(()), x, out=out)
-    return torch.dot(x, units) / max(1, len(x)), units
+    units = torch.abs(x, out=out)
+    scale = units.sum(dtype=torch.promote_types(x.dtype, torch.float32)) / max(1, len(x))
+    return scale, torch.copysign(x.new_ones(()), x, out=units)
 
 
 def compress(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +136,10 @@ class OneBit(Compressor):
         else:
             mean = scales.new_empty(sum(owned))
         for i, (out, sign) in enumerate(zip(mean.split(owned), signs)):
-            torch.mv(unpack(sign, _room(mean, 8 * sign.numel()))[:, :len(out)].T, scales[i], out=out)
+            units = unpack(sign, _room(mean, 8 * sign.numel()))[:, :len(out)]
+            torch.mul(units[0], scales[i, 0], out=out)
+            for rank in range(1, self.size):  # one after the other: see `split`
+                out.addcmul_(units[rank], scales[i, rank])
             if feedback:
                 out += left[i]
         return mean

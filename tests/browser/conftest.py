@@ -1,4 +1,4 @@
-"""A headless Chromium and a real JupyterLab. Both are ended after the test, whatever happened in it."""
+"""A headless Chromium for every test and one real JupyterLab for all. Both are ended, whatever happened."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -47,7 +49,7 @@ def browser(tmp_path: Path) -> Iterator[object]:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab: `url(name)` opens a notebook of `folder`."""
+    """A running JupyterLab: `url(name)` opens a notebook of `folder`, which lies in the folder that it serves."""
 
     folder: Path
     base: str
@@ -55,14 +57,24 @@ class Lab:
     env: dict[str, str]
 
     def url(self, name: str) -> str:
-        return f"{self.base}lab/tree/{name}?token={self.token}"
+        return f"{self.base}lab/tree/{self.folder.name}/{name}?token={self.token}&reset"
+
+    def end_kernels(self) -> None:
+        for kernel in self._ask("kernels"):
+            self._ask(f"kernels/{kernel['id']}", "DELETE")
+
+    def _ask(self, what: str, method: str = "GET") -> list:
+        request = Request(f"{self.base}api/{what}", method=method, headers={"Authorization": f"token {self.token}"})
+        with urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "[]")
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab on a free port, with a token, settings and runtime files in a folder of its own."""
     pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
-    folder, home, token = tmp_path / "work", tmp_path / "jupyter", secrets.token_hex(16)
+    top, token = tmp_path_factory.mktemp("jupyterlab"), secrets.token_hex(16)
+    folder, home = top / "work", top / "jupyter"
     folder.mkdir()
     places = {f"JUPYTER_{kind}_DIR": str(home / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
     python_path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests" / "show")))
@@ -71,16 +83,26 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root",
                f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}", "--expose-app-in-browser",
                "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--LabApp.news_url=None"]
-    with (tmp_path / "lab.log").open("w") as log:
-        server = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
-                                  start_new_session=True)
+    with (top / "lab.log").open("w") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
+                                   start_new_session=True)
     try:
         found = wait_for(lambda: next((home / "runtime").glob("jpserver-*.json"), None), 60, "JupyterLab's address",
-                         alive=lambda: server.poll() is None)
+                         alive=lambda: process.poll() is None)
         base = wait_for(lambda: _address(found), 30, "JupyterLab's address")
         yield Lab(folder, base, token, env)
     finally:
-        _end(server)
+        _end(process)
+
+
+@pytest.fixture
+def lab(server: Lab) -> Iterator[Lab]:
+    """The session's JupyterLab with a fresh folder, and no kernel left running after the test."""
+    folder = Path(tempfile.mkdtemp(dir=server.folder))
+    try:
+        yield replace(server, folder=folder)
+    finally:
+        server.end_kernels()
 
 
 def _address(found: Path) -> str | None:

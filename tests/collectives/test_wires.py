@@ -99,6 +99,7 @@ def flat_and_hierarchical(shared):
     return nodes, {name: min(values) for name, values in seconds.items()}
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("shaped", marks=needs_shaped), "paced"])
 def test_hierarchical_beats_the_flat_ring_by_the_factor_of_the_model(kind) -> None:

@@ -152,3 +152,13 @@ def test_settings_that_cannot_be_are_refused(make, words) -> None:
 def test_without_a_process_group_the_error_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="inside the function given to launch"):
         OneBit(nn.Linear(3, 3))
+
+
+def test_one_bit_does_not_depend_on_where_in_a_bucket_a_parameter_lies() -> None:
+    x, room = torch.randn(661, generator=torch.Generator().manual_seed(3)), torch.empty(800)
+    scales = set()
+    for offset in range(32):
+        lying = room[offset:offset + len(x)]
+        lying.copy_(x)
+        scales.add(onebit.compress(lying)[0].item())
+    assert len(scales) == 1

@@ -99,6 +99,7 @@ def hidden(own) -> float:
     return sum(row.hidden for row in rows) / sum(row.comm for row in rows)
 
 
+@pytest.mark.timing
 def test_the_order_of_the_buckets_decides_what_is_hidden() -> None:
     reverse, forward = paced(), paced(order="forward")
     assert forward.buckets == ((0, 1), (2, 3), (4, 5)) and forward.bucket_mb == reverse.bucket_mb
@@ -107,6 +108,7 @@ def test_the_order_of_the_buckets_decides_what_is_hidden() -> None:
     assert reverse.exposed_s < forward.exposed_s / 2
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["waits_at_once", "waits_at_once--for_the_one_before", "launches_late"])
 def test_planted_hooks_that_cost_time_show_it(name: str) -> None:
     own = paced(reducer=planted("4.2", name), finish=False)

@@ -60,6 +60,7 @@ def test_output_is_marked_with_its_rank(capfd):
     assert sorted(lines) == ["[rank 0] one", "[rank 0] two", "[rank 1] one", "[rank 1] two"]
 
 
+@pytest.mark.timing
 def test_output_appears_while_the_rank_runs(capfd):
     seen = []
 
@@ -316,6 +317,7 @@ def test_no_scratch_folder_is_left():
     assert set(glob.glob(os.path.join(tempfile.gettempdir(), "course-run-*"))) <= before
 
 
+@pytest.mark.timing
 def test_a_warm_start_costs_a_fraction_of_a_cold_one():
     cold = []
     script = "from course_lib.launch import run; run(int, ranks=2, fabric='loopback')"
@@ -450,6 +452,7 @@ def test_a_server_that_cannot_start_is_reported_at_once(monkeypatch):
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.timing
 def test_a_short_script_ends_without_waiting_for_modules_to_load():
     script = "import time; from course_lib.launch import run; run(int, ranks=1, fabric='loopback'); time.sleep(0.6); " \
              "print(time.monotonic())"
@@ -457,6 +460,7 @@ def test_a_short_script_ends_without_waiting_for_modules_to_load():
     assert time.monotonic() - float(done.stdout) < 1.5
 
 
+@pytest.mark.timing
 def test_output_is_live_and_not_lost_without_a_flush():
     script = textwrap.dedent("""
         import os, time

@@ -46,6 +46,7 @@ def best_send_s(nbytes, repeats):
     return best
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gbit, mb", [(0.2, 4), (1.0, 16), (2.0, 32)])
 def test_delivered_rate(kind, gbit, mb):
@@ -57,25 +58,41 @@ def test_delivered_rate(kind, gbit, mb):
     assert delivered == pytest.approx(gbit, rel=0.10)
 
 
+def best_late_wake_up_s(seconds, repeats):
+    """How late this machine wakes a thread from a sleep of that length, at best: the wire can be no more exact."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        time.sleep(seconds)
+        best = min(best, time.perf_counter() - start - seconds)
+    return best
+
+
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", KINDS)
 def test_injected_latency(kind):
+    """In a shaped wire it comes on top of what a message costs; in a paced one the message moves meanwhile."""
     best = {}
 
     def fastest(latency_ms):
         """Of all runs so far: a busy machine can delay all forty messages of one run, and never shortens any."""
         fabric = Fabric(gbit=1, latency_us=1e3 * latency_ms, kind=kind)
-        took = max(run(best_all_reduce_s, 4, 40, ranks=2, fabric=fabric))
+        took = 1e3 * max(run(best_all_reduce_s, 4, 40, ranks=2, fabric=fabric))
         best[latency_ms] = min(best.get(latency_ms, took), took)
         return best[latency_ms]
 
     for latency_ms in (1, 4, 10):
-        for _ in range(5):
-            added = (fastest(latency_ms) - fastest(0)) * 1e3
-            if abs(added - latency_ms) <= 0.3:
+        for _ in range(6):
+            took, alone = fastest(latency_ms), fastest(0)
+            late = min(0.3, 1e3 * best_late_wake_up_s(1e-3 * latency_ms, 20))
+            least = latency_ms + (alone - 0.3 if kind == "shaped" else 0)
+            most = latency_ms + alone + 0.3 + late
+            if least <= took <= most:
                 break
-        assert added == pytest.approx(latency_ms, abs=0.3)
+        assert least <= took <= most, f"a message took {alone:.2f} ms, and {took:.2f} ms with {latency_ms} ms of latency"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_nodes_with_a_fast_inner_and_a_slow_outer_wire(kind):
     def both():

@@ -142,6 +142,7 @@ def seconds() -> dict[str, float]:
     return out
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_four_chunks_hide_a_good_part_of_the_wire() -> None:
     """One after the other takes 160 ms; in four chunks, 80 ms and what stands out of the first or last one: 100 ms."""

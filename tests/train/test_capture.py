@@ -49,6 +49,7 @@ def _inside(line: Timeline, step: int) -> list:
     return [s for s in line if s.kind == "comm" and window.start <= s.start < window.stop]
 
 
+@pytest.mark.timing
 def test_both_measure_the_same_times():
     rows = run(capture, ranks=2, fabric=WIRE)
     theirs, ours = (overlap.report(Timeline.merge(r[k] for r in rows)).pooled for k in (0, 1))

@@ -54,6 +54,7 @@ def profile_of(make):
     return gradient_profile(make(), tiny_micro_step, repeats=3)
 
 
+@pytest.mark.timing
 def test_profile_is_in_ready_order_and_the_same_on_every_rank():
     load = small_load()
     first, second = run(profile_of, load.model, ranks=2, fabric="loopback")
@@ -65,6 +66,7 @@ def test_profile_is_in_ready_order_and_the_same_on_every_rank():
     assert all(0.5 * layer < g < 2 * layer for g in gaps)
 
 
+@pytest.mark.timing
 def test_profile_is_the_slowest_rank():
     def make():
         import torch.distributed as dist
