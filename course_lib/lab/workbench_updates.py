@@ -100,7 +100,7 @@ class Library:
         self.model, self.micro_steps, self.rank = wrap(strategy, load.model(), **options), micro_steps, dist.get_rank()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
         if not getattr(self.model, "steps_itself", False):
-            _record_steps(self.optimizer)  # before the strategy's own hook, which may average: that is no compute
+            record_steps(self.optimizer)  # before the strategy's own hook, which may average: that is no compute
         if hasattr(self.model, "take_optimizer"):
             self.model.take_optimizer(self.optimizer)
 
@@ -221,7 +221,7 @@ class BucketOptimizer:
 
     def __init__(self, bucket: int, optimizer) -> None:
         self._optimizer = optimizer
-        _record_steps(optimizer, f"optimizer, bucket {bucket}", bucket)
+        record_steps(optimizer, f"optimizer, bucket {bucket}", bucket)
 
     def step(self) -> None:
         self._optimizer.step()
@@ -247,7 +247,7 @@ def told(function, *arguments, shown):
         raise Fault(f"rank {dist.get_rank()}: {broke}") from broke
 
 
-def _record_steps(optimizer, name: str = "optimizer", bucket: int = -1) -> None:
+def record_steps(optimizer, name: str = "optimizer", bucket: int = -1) -> None:
     """Every step of `optimizer` is a compute span."""
     from course_lib import record
 

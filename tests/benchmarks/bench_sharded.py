@@ -37,8 +37,9 @@ def _measure() -> tuple[dict, dict, dict]:
     import torch.distributed as dist
 
     from course_lib.train import Sharded, emulated
+    from course_lib.train.fsdp2 import fsdp2
+    from course_lib.train.live_bytes import peak_bytes
     from course_lib.tune.alternate import Step, alternate
-    from tests.train.fsdp2 import fsdp2, peak_bytes
 
     def step_of(model) -> Step:
         finish = getattr(model, "finish_gradient_synchronization", lambda: None)

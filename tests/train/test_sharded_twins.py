@@ -13,9 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from course_lib.launch import run
 from course_lib.train import Sharded, StockDDP, accumulate, data
+from course_lib.train.fsdp2 import fsdp2
 from course_lib.train.gpt import squared_loss
+from course_lib.train.live_bytes import peak_bytes
 from tests.train.cases import make_optimizer, mlp
-from tests.train.fsdp2 import fsdp2, peak_bytes
 
 pytestmark = pytest.mark.slow
 WINDOWS, MICRO_STEPS = 3, 2

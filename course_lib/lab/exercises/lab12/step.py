@@ -39,7 +39,8 @@ HINTS = (
 
 MISTAKES = {
     "hangs": "A rank calls a collective that another does not. On a real wire it waits for ever. Collectives must not "
-    "depend on what a rank sees of its own segment: whether to clip is decided after the all_reduce, with a norm that is the same everywhere.",
+    "depend on what a rank sees of its own segment: whether to clip is decided after the all_reduce, with a norm that "
+    "is the same everywhere.",
     "steps_everything": "Your optimizer holds more than this rank's segment, so its state takes as much memory as "
     "before. Give make_optimizer the segment only.",
     "reads_foreign": "NaN has come in. The other segments of `gradient` hold nothing of use after a reduce-scatter; "
