@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH, LEFT, RIGHT, TOP, GAP, LANE, OUTLINE, BELOW = 700, 66, 64, 62, 26, 18, 11, 58
 INK = {"F": ("#0072B2", "#FFFFFF"), "B": ("#56B4E9", "#0B0B0B"), "I": ("#56B4E9", "#0B0B0B"),
        "W": ("#BFDDF2", "#0B0B0B")}  # shades of the blue of compute  # fmt: skip
-WORDS = {"F": "forward F", "B": "backward B", "I": "its half I", "W": "its half W"}
+WORDS = {"F": "forward F", "B": "backward B", "I": "half I of B", "W": "half W of B"}
 _NAME = re.compile(r"([FBIW])(\d+)(?:@(\d+))?")
 
 
@@ -172,7 +172,8 @@ def _legend(picture, scenes: Sequence[_Scene], look) -> None:
     rows = [bar for scene in scenes for row in scene.filled.values() for bar in row]
     words = {op: WORDS[op] for op in WORDS if any(b.op == op for b in rows)}
     if "B" in words and "I" in words:  # one colour: what the stage before waits for
-        words["B"] = f"{WORDS['B']}, or {words.pop('I')}"
+        words["B"] = "backward B, or its half I"
+        del words["I"]
     keys = [Patch(facecolor=INK[op][0], edgecolor=look.paper, label=said) for op, said in words.items()]
     keys.append(Patch(facecolor=look.lane, edgecolor=look.grid, label="waits"))
     if any(len({b.stage for b in row}) > 1 for scene in scenes for row in scene.filled.values()):

@@ -67,7 +67,7 @@ def pipeline_runs(schedules: Mapping[str, Schedule], twins: Mapping[str, tuple[s
     for schedule in schedules.values():
         check(with_messages(schedule))
     (ranks,) = {len(schedule.ranks) for schedule in schedules.values()}
-    elements = round(message_kb * 1024 / 4)
+    elements = max(4, round(message_kb * 1024 / 4))
     rows = _run(_on_rank, dict(schedules), dict(twins or {}), stage_ms, elements, repeats, ranks=ranks, fabric=fabric,
                 timeout_s=timeout_s)  # fmt: skip
     link, seconds, _, _, worst = rows[0]
@@ -91,7 +91,7 @@ def _on_rank(schedules, twins, stage_ms, elements, repeats):
 
     torch.set_num_threads(1)
     ranks = dist.get_world_size()
-    link = measure_message((2**12, 4 * elements), turns=4, repeats=1) if ranks > 1 else FREE
+    link = measure_message((elements, 4 * elements), turns=4, repeats=1) if ranks > 1 else FREE
     parts = {name: _ours(schedule, stage_ms, elements) for name, schedule in schedules.items()}
     parts |= {name: _torchs(*twin, stage_ms, elements) for name, twin in twins.items()}
     steps = {name: Step(part.run, part.prepare) for name, part in parts.items()}

@@ -49,6 +49,9 @@ MISTAKES = {
     "the cool-down to fill its gaps with.",
     "all_at_the_end": "All W come at the end. That fills the gaps, but until a W is done its micro-batch's "
     "activations are kept: all m of them, as in GPipe.",
+    "newest_first": "The newest W that waits is done first. As many wait at any time, but the first micro-batch's "
+    "activations then stay until the end, and the gradient is summed in another order, with other last bits: "
+    "pop(0) takes the oldest.",
     "one_late": "W comes one backward later than asked. Its activations are kept that much longer, on every rank.",
     "moves_words": "Something else has moved or got lost. Forwards, sends and receives stay where they are.",
     "changes_the_input": "The list that was passed has changed. Build a new one.",
@@ -102,6 +105,9 @@ class Case(NamedTuple):
     def behind(self) -> bool:
         return all(own for _, _, own in self.left())
 
+    def in_order(self) -> bool:
+        return self.numbers("W") == self.numbers("I")
+
     def early(self) -> bool:
         """Whether a W is done while no more than `delay` wait and further backwards come."""
         return any(waiting <= self.delay and done < self.m for waiting, done, _ in self.left())
@@ -138,6 +144,7 @@ def split_the_backward(answer: Callable, draw: random.Random) -> Verdict:
         _row("the gradient leaves before any W", "send_B right after I", cases, Case.sent_first),
         _row("W waits, but no longer than asked", "done when `delay` further backwards are",
              cases, lambda c: not c.early() and c.most() <= c.delay),
+        _row("the oldest W first", "in the order of the I", cases, Case.in_order),
         _row("the reduction comes last", "after the last W", cases, Case.reduced_last),
     )  # fmt: skip
     return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(cases))
@@ -185,6 +192,8 @@ def _mistake(cases: Sequence[Case]) -> str:
         return "no_delay"
     if all(c.left()[0][0] == c.m for c in cases):
         return "all_at_the_end"
+    if all(c.most() <= c.delay for c in cases):
+        return "newest_first"
     return "one_late" if all(c.most() == c.delay + 1 for c in delayed) else ""
 
 
