@@ -22,8 +22,12 @@ class Refusal(ValueError):
     """What was asked for cannot be done; the sentence says why and what to do instead."""
 
 
-def _option(default: Any, help: str, *, kind: Any = None, choices: tuple[str, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "kind": kind or type(default), "choices": choices})
+def _about(help: str, kind: Any, choices: tuple[str, ...] | None = None) -> dict[str, Any]:
+    return {"help": help, "kind": kind, "choices": choices}
+
+
+def _option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata=_about(help, type(default), choices))
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,12 @@ class Options:
     length: int = _option(128, "Bytes of a row.")
     untied: bool = _option(False, "Give the output matrix its own parameters.")
     recompute: bool = _option(False, "Recompute activations in backward.")
-    data: Path | None = _option(None, "A file to learn, as bytes. Without: the standard library's sources.",
-                                kind=Path)  # noqa: RUF009
+    data: Path | None = field(default=None, metadata=_about("A file to learn, as bytes. Without: the standard "
+                                                            "library's sources.", Path))
     data_mb: float = _option(4.0, "How much of the data is used, in MB (2**20 bytes).")
 
-    out: Path = _option(Path("run"), "Folder of metrics.jsonl, checkpoints/, trace/ and model.pt. All nodes see it.",
-                        kind=Path)  # noqa: RUF009
+    out: Path = field(default=Path("run"), metadata=_about("Folder of metrics.jsonl, checkpoints/, trace/ and model.pt. "
+                                                           "All nodes see it.", Path))
     checkpoint_every: int = _option(50, "Updates from one checkpoint to the next; the last update has one too.")
     keep: int = _option(2, "How many checkpoints stay.")
     trace_steps: str = _option("", "Profile these updates, for `course trace`: 5, or 5-7.")
@@ -160,13 +164,14 @@ class Options:
             return range(0)
         first, _, last = self.trace_steps.partition("-")
         if not (first.isdigit() and (last or first).isdigit() and 1 <= int(first) <= int(last or first)):
-            raise Refusal(f"--trace-steps {self.trace_steps}: give an update or a range of them, counted from 1, as 5 or "
-                          "5-7")
+            raise Refusal(f"--trace-steps {self.trace_steps}: give an update, counted from 1, or a range of them, as 5 "
+                          "or 5-7")
         return range(int(first), int(last or first) + 1)
 
     def identity(self) -> dict[str, Any]:
         """What a run keeps from its first update to its last, by option. A checkpoint of another is not its own."""
-        names = ("layers", "heads", "width", "length", "untied", "seed", "batch", "global_batch", "optimizer", "pp", "tp")
+        names = ("layers", "heads", "width", "length", "untied", "seed", "batch", "global_batch", "optimizer", "pp",
+                 "tp")
         return {**{flag(name): getattr(self, name) for name in names},
                 "--pipeline": self.pipeline if self.pp > 1 else None, "--strategy": self.family}
 

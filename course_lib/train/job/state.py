@@ -32,13 +32,15 @@ def load_optimizer_state(params: Mapping[str, nn.Parameter], optimizer: Optimize
 def random_state() -> dict[str, Any]:
     """Of Python, numpy, torch and this rank's GPU, made of tensors and plain values."""
     name, keys, *rest = numpy.random.get_state()
-    return {"python": random.getstate(), "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest),
-            "torch": torch.get_rng_state(),
+    version, numbers, left = random.getstate()
+    return {"python": (version, torch.tensor(numbers), left),
+            "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest), "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None}
 
 
 def load_random_state(saved: Mapping[str, Any]) -> None:
-    random.setstate(saved["python"])
+    version, numbers, left = saved["python"]
+    random.setstate((version, tuple(numbers.tolist()), left))
     name, keys, *rest = saved["numpy"]
     numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
     torch.set_rng_state(saved["torch"])
