@@ -133,6 +133,9 @@ def _gathered(schedule: Schedule, rank: int) -> int:
     """The most stages gathered at once. 0 where parameters are never gathered: they are always there."""
     gathers = any(a.op in (Op.GATHER, Op.FREE) for actions in schedule.ranks for a in actions)
     freed = {a.stage for a in schedule.ranks[rank] if a.op is Op.FREE}
+    if never := {a.stage for a in schedule.ranks[rank] if a.op is Op.GATHER} - freed:
+        raise ScheduleError(f"rank {rank} never frees stage {min(never)}, which it gathered; add "
+                            f"{schedule.name(Action(Op.FREE, min(never)))} after its last use")
     peak = 0
     for k, action, now in held(schedule, rank):
         stage = action.stage
@@ -140,9 +143,6 @@ def _gathered(schedule: Schedule, rank: int) -> int:
         if (action.op is Op.GATHER and parts & now) or (action.op is Op.FREE and not parts & now):
             state = "gathered already" if action.op is Op.GATHER else "not gathered"
             raise ScheduleError(f"rank {rank} has {schedule.name(action)} as action {k}, but stage {stage} is {state}")
-        if action.op is Op.GATHER and stage not in freed:
-            raise ScheduleError(f"rank {rank} never frees stage {stage}, which it gathered; add "
-                                f"{schedule.name(Action(Op.FREE, stage))} after its last use")
         whole = {(stage, part) for part in covers(schedule, Action(Op.GATHER, stage))}
         if gathers and action.op in COMPUTE and not whole <= now:
             raise ScheduleError(f"rank {rank} does {schedule.name(action)} (action {k}) with parameters that are not "

@@ -58,6 +58,12 @@ def check_turns(schedule: Schedule) -> None:
     optimizer has made of it. Raises `ScheduleError`."""
     steps = {a for actions in schedule.ranks for a in actions if a.op is Op.STEP}
     for stage, rank in enumerate(schedule.rank_of):
+        turned = turn(schedule, stage)
+        early = next((a for a in schedule.ranks[rank] if a in steps and a.stage == stage and a not in turned), None)
+        if early is not None:
+            raise ScheduleError(f"rank {rank} does {schedule.name(early)} while stage {stage} is in use, before its "
+                                "gradient is complete; step after its last use, or before its first use in the next "
+                                "pass")
         mine = [part for a in schedule.ranks[rank] if a in steps and a.stage == stage for part in covers(schedule, a)]
         for part in covers(schedule, Action(Op.STEP, stage)) if steps else ():
             if mine.count(part) != 1:

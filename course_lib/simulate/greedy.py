@@ -68,8 +68,7 @@ class _Rank:
             return True
         choice = min((a for a in self.left if self._begins(a, board) <= self.now), key=self._urgency, default=None)
         if choice is None:
-            self._issue(self.now + 1)
-            return False
+            return self._issue(self.now + 1)
         took = self.costs.action_ns(self.full, choice)
         first = len(self.left) == len(self._compute())
         self._issue(self.now + (0 if first else took), every=first)
@@ -89,7 +88,7 @@ class _Rank:
 
     def coming(self, board: dict[tuple[int, Action], int]) -> list[int]:
         """When something that this rank waits for is known to be there."""
-        return [*self.reduced.values(), *(self._begins(a, board) for a in self.left)]
+        return [*self.reduced.values(), *(self._begins(a, board) for a in self.left), *([self.wire] * bool(self.ready))]
 
     def window(self, k: int) -> list[Action]:
         """Everything from the first compute of pass k to that of the next, and what is freed."""
@@ -142,9 +141,9 @@ class _Rank:
         self.ready.append((k, Action(Op.GATHER, step.stage, step.index)))
         self._issue(self.now)
 
-    def _issue(self, until: int, every: bool = False) -> None:
+    def _issue(self, until: int, every: bool = False) -> bool:
         """Hand collectives to the wire while it would rest before `until`: of the stage first that is needed first.
-        A reduction does not cross into the next pass; `every` one is issued before that begins."""
+        A reduction does not cross into the next pass; `every` one is issued before that begins. Was there any?"""
         self.ready.sort(key=lambda item: (item[0], item[1].stage, item[1].op is Op.GATHER, item[1].index))
         rest = []
         for k, action in self.ready:
@@ -157,7 +156,8 @@ class _Rank:
                 self.reduced[k, Action(Op.STEP, action.stage, action.index)] = self.wire
             else:
                 self._arrives(k, action)
-        self.ready = rest
+        some, self.ready = len(rest) < len(self.ready), rest
+        return some
 
     def _arrives(self, k: int, gather: Action) -> None:
         """The stage can compute again when the last of its buckets is gathered."""
