@@ -27,8 +27,8 @@ lab.begin(submission)
 # %% id="imports"
 from course_lib.lab.lines import lines
 from course_lib.lab.pipeline_picture import Drawn, pipelines
+from course_lib.lab.pipeline_widget import explore_pipelines
 from course_lib.lab.pipeline_words import placed, schedule_of, words_of
-from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_pipeline import pipeline_runs
 from course_lib.launch import Fabric, run
 from course_lib.schedule import ScheduleError, add_messages, check, gpipe, interleaved, with_messages, zb_v, zero_bubble
@@ -384,25 +384,15 @@ lines({"GPipe": [(count, 100 * predict(gpipe(p, count), costs).bubble) for count
 # ## Move the sliders
 #
 # - Messages that take nothing: GPipe, then 1F1B. What differs?
-# - p = 8, m = 8, then m = 32. And interleaved with m = 4, where p does not divide m?
-# - ZB-V with free messages and m ≥ 2p−1: how much bubble is left? Now a message of a quarter of F.
+# - p = 8, m = 8, then m = 16. And interleaved with p = 8, m = 4, where p does not divide m?
+# - ZB-V with free messages and m ≥ 2p−1: how much bubble is left? Now a message of half of F: which schedule
+#   suffers most, and which least?
 
 # %% id="slider"
 MAKERS = {"GPipe": gpipe, "1F1B": library_1f1b, "interleaved, v = 2": lambda p, m: interleaved(p, m, 2),
           "zero bubble": zero_bubble, "ZB-V": zb_v}
-
-
-def drawn(schedule, p, m, message):
-    made = MAKERS[schedule](p, m)
-    v = made.stages // p
-    cost = Costs(*[0.01 / v] * 3, link=LinkCost(0.01 * message, 0.0))
-    kept = [peak / v for peak in check(with_messages(made)).peak_activations]
-    return pipelines({f"{schedule}, p = {p}, m = {m}": Drawn(predict(made, cost).timeline, kept=kept)},
-                     provenance=f"simulated; F, I and W of a rank take 10 ms each, a message {10 * message:g} ms")
-
-
-sliders(drawn, {"schedule": "schedule", "p": "ranks p", "m": "micro-batches m", "message": "message, in F"},
-        schedule=("1F1B", list(MAKERS)), p=(4, [2, 4, 8]), m=(8, [2, 4, 8, 16, 32]), message=(0, [0, 0.05, 0.25, 1]))
+explore_pipelines(MAKERS, schedule="1F1B", p=(p, sorted({2, 4, 8, p})), m=(m, sorted({2, 4, 8, 16, m})),
+                  message=(0, [0, 0.1, 0.5, 1]))
 
 # %% [markdown] id="twin-text"
 # ## What you would use in production

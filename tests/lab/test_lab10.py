@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from fractions import Fraction
 from itertools import chain
 
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
 from course_lib.lab.pipeline_picture import Drawn, bars, pipelines
+from course_lib.lab.pipeline_widget import ESM, UNIT, explore_pipelines, positions
 from course_lib.lab.pipeline_words import is_words, placed, schedule_of, words_of
 from course_lib.lab.workbench_pipeline import pipeline_runs
 from course_lib.launch import Fabric
@@ -25,6 +29,7 @@ from course_lib.schedule import (
     zb_v,
     zero_bubble,
 )
+from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, predict
 
 seeds = st.integers(0, 10**6)
@@ -244,3 +249,45 @@ def test_nothing_to_draw_is_refused() -> None:
     for nothing in ({}, {"1F1B": Drawn()}):
         with pytest.raises(LabError, match="at least one pipeline"):
             pipelines(nothing)
+
+
+# the sliders
+
+MAKERS = {"1F1B": one_f_one_b, "ZB-V": zb_v}
+
+
+def test_the_browser_draws_what_is_predicted(tmp_path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed: JavaScript cannot be compared with Python")
+    data = positions(MAKERS, [2, 3], [4], [0, 0.5])
+    (tmp_path / "widget.mjs").write_text(ESM.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    (tmp_path / "run.mjs").write_text("""import * as w from "./widget.mjs"; import { readFileSync } from "node:fs";
+        const d = JSON.parse(readFileSync("data.json")), out = {};
+        for (const [key, run] of Object.entries(d.runs))
+          out[key] = d.message.map((_, k) => run.words.map((_, rank) => w.bars(run, rank, k, d.unit)));
+        const at = { schedule: "1F1B", p: 2, m: 4, message: 0 };
+        console.log(JSON.stringify([out, w.sentence(d.runs["1F1B|2|4"], at, d)]));""")
+    done = subprocess.run([node, "run.mjs"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    drawn, sentence = json.loads(done.stdout)
+    for key, rows in drawn.items():
+        name, p, m = key.split("|")
+        made = MAKERS[name](int(p), int(m))
+        v = made.stages // int(p)
+        for message, ranks in zip((0, 0.5), rows):
+            costs = Costs(*[UNIT * 1e-9 / v] * 3, link=LinkCost(UNIT * 1e-9 * message, 0.0))
+            expected = bars(predict(made, costs).timeline)
+            for rank, row in enumerate(ranks):
+                assert [(b["op"], int(b["index"]), b["stage"], b["start"], b["stop"]) for b in row] == expected[rank]
+    assert sentence == "1F1B, p = 2, m = 4: the step takes 15.0 F, bubble 20.0 %, a rank keeps at most 2 activations"
+
+
+def test_the_widget_shows_its_picture_where_nothing_else_can_be_shown() -> None:
+    pytest.importorskip("anywidget")
+    widget = explore_pipelines(MAKERS, schedule="1F1B", p=(2, [2, 3]), m=(4, [2, 4]), message=(0, [0, 0.5]))
+    assert set(widget.data["runs"]) == {f"{name}|{p}|{m}" for name in MAKERS for p in (2, 3) for m in (2, 4)}
+    assert widget.picture().words == "1F1B, p = 2, m = 4: 150 ms, bubble 20%; keeps at most 2"
+    widget.at = widget.at | {"schedule": "ZB-V"}
+    assert widget.picture().words.startswith("ZB-V, p = 2, m = 4")
