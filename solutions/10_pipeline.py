@@ -84,7 +84,7 @@ lab.predict("10.split", "The backward split in two halves: how much of 1F1B's bu
 # cost is known; with it every schedule can be predicted.
 
 # %% id="baseline"
-counts = (2, 8) if quick else (2, 4, 8, 16)
+counts = sorted({2, m} if quick else {2, 4, m, 16})
 first = pipeline_runs({f"GPipe, m = {count}": gpipe(p, count) for count in counts}, stage_ms=stage_ms,
                       message_kb=message_kb, fabric=wire, repeats=repeats)
 hop_ms = first.link.cost(first.message_bytes) * 1e3
