@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from course_lib.lab.guard import call
+from course_lib.lab.guard import TookTooLong, call, time_limit
 from course_lib.lab.model import Row, Verdict, exercise
 from course_lib.lab.pipeline_words import is_words, message_of, schedule_of, without_receives
 from course_lib.schedule.action import COMPUTE, RECEIVES, Schedule, ScheduleError
@@ -39,6 +39,8 @@ HINTS = (
 
 MISTAKES = {
     "no_result": "Your function returned None. Is there a `return` at its end?",
+    "endless": "Your loop goes round and round. Where a rank waits, another has to move on: does each that can go take "
+    "a step in every round, does a send let its receiver go, and do you stop when all words are placed?",
     "circle": "Two ranks both stand at a send, and each waits for the other to post its receive. Receives have to be "
     "posted before the rank begins to send, not right before their message is needed.",
     "order": "What one rank receives from another is not in the order in which the other sends. Messages carry no "
@@ -52,6 +54,9 @@ MISTAKES = {
     "changes_the_input": "The lists that were passed have changed. Whoever passed them still needs them: build new "
     "ones.",
 }
+
+
+SECONDS, NOT_ENDED = 2.0, "was still running"
 
 
 class Case(NamedTuple):
@@ -88,7 +93,8 @@ def place_the_receives(answer: Callable, draw: random.Random) -> Verdict:
     for kind, schedule in (kinds | long).items():
         case = _placed(answer, kind.rstrip(", "), schedule)
         if isinstance(case, Row):
-            return Verdict((case,), "no_result" if case.seen.endswith("gave None") else "")
+            endings = {"gave None": "no_result", NOT_ENDED: "endless"}
+            return Verdict((case,), next((key for end, key in endings.items() if case.seen.endswith(end)), ""))
         cases.append(case)
     rows = [
         _row("what was there is still there", "the same words in the same order", cases, lambda c: c.kept),
@@ -119,9 +125,12 @@ def _placed(answer: Callable, kind: str, compute: Schedule) -> Case | Row:
     lists, receive_of, needs = without_receives(compute)
     passed = [list(words) for words in lists]
     shown = f"place_receives(lists, receive_of, needs) for {kind}, {len(lists)} ranks,"
-    got = call(answer, passed, receive_of, needs, shown=shown)
-    if hasattr(got, "__next__"):
-        got = call(list, got, shown=shown)
+    try:
+        with time_limit(SECONDS):
+            got = call(answer, passed, receive_of, needs, shown=shown)
+            got = call(list, got, shown=shown) if hasattr(got, "__next__") else got
+    except TookTooLong:
+        return Row("your code comes to an end", False, f"within {SECONDS:g} s", f"{shown} {NOT_ENDED}")
     if not isinstance(got, list | tuple) or len(got) != len(lists) or not all(map(is_words, got)):
         return Row("returns a list of words for each rank", False, f"{len(lists)} lists of words",
                    f"{shown} gave {str(got)[:80]}")  # fmt: skip
