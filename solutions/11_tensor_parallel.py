@@ -24,12 +24,12 @@ from course_lib import lab
 lab.begin(submission)
 
 # %% id="imports"
-from course_lib import show
+from course_lib import overlap, show
 from course_lib.lab.lines import lines
 from course_lib.lab.side_by_side import side_by_side
 from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_tensor import layer_runs, pair_runs
-from course_lib.lab.workbench_tensor_gpt import gpt_runs
+from course_lib.lab.workbench_tensor_gpt import CONFIG, ROWS, gpt_runs
 from course_lib.launch import Fabric, run
 from course_lib.score import fair_score
 from course_lib.simulate.chunked import Operator, predict_chunked, step_s
@@ -103,8 +103,8 @@ baseline = layer_runs({"waiting": waiting, "asynchronous": asynchronous}, mb=4, 
                       repeats=repeats)
 for name, way in baseline.measured.items():
     print(f"{name:>13}: {way.median_s * 1e3:6.1f} ± {way.spread_s * 1e3:.1f} ms, exposed {way.exposed_s * 1e3:6.1f} ms")
-one, two = baseline["waiting"].exposed_s, baseline["asynchronous"].exposed_s
-lab.compare("11.asynchronous", round(100 * (1 - two / one)) if one else 0)
+hidden = overlap.report(baseline["asynchronous"].timeline).pooled.overlap
+lab.compare("11.asynchronous", round(100 * (hidden or 0)))
 
 # %% id="baseline-figure" tags=["picture"]
 side_by_side({name: way.timeline for name, way in baseline.measured.items()})
@@ -218,16 +218,18 @@ if pair_bytes:
 
 # %% [markdown] id="sequence-why"
 # **The same bytes, and less memory.** A ring's all-reduce *is* a reduce-scatter and an all-gather; sequence parallelism
-# does something useful between the two. The few kilobytes more are the small sums of `finish`.
+# does something useful between the two. The few kilobytes more are the small sums that finish what every rank holds
+# whole.
 #
 # How much memory? Counted in tensors of rows · width, a block keeps for backward: what goes into the two norms (2),
 # what comes out of them (2), q, k and v (3), the attention's output (1), and the hidden units before and after GELU
 # (8).
 
 # %% id="memory"
-unit = cut["one process"].kept_mb / 2 / 16
-print(f"counted from the run, in tensors of rows · width: one process {16:.1f}, tensor parallel over {ranks} "
-      f"{cut['tensor'].kept_mb / 2 / unit:.1f}, with the sequence cut {cut['sequence'].kept_mb / 2 / unit:.1f}")
+whole_mb = CONFIG["layers"] * ROWS * CONFIG["length"] * CONFIG["width"] * 4 / 2**20  # one tensor of each block
+counted = {name: way.kept_mb / whole_mb for name, way in cut.items()}
+print(f"counted in the run: one process {counted['one process']:.1f}, tensor parallel over {ranks} "
+      f"{counted['tensor']:.1f}, with the sequence cut {counted['sequence']:.1f}, yours {counted[list(cut)[2]]:.1f}")
 for degree in (2, 4, 8):
     print(f"p = {degree}: tensor parallel 4 + 12/p = {4 + 12 / degree:4.1f}; sequence parallel, gathered rows kept, "
           f"2 + 14/p = {2 + 14 / degree:4.1f}; gathered again in backward 16/p = {16 / degree:4.1f}")
@@ -399,14 +401,14 @@ for name, way in twins.items():
 # parallelize_module(block, mesh, plan)
 # ```
 #
-# The same gradients. DTensor gathers the scores before the loss unless told otherwise (`loss_parallel()`), and sums the
-# norms' gradients by itself, each on its own.
+# The same gradients. DTensor gathers the scores before the loss unless told otherwise (`loss_parallel()`). It keeps the
+# norms' gradients as *partial* DTensors, which are summed when the optimizer reads them: that is its `finish`, and why
+# its backward has no all-reduce.
 #
 # Chunks are there too, under other names. PyTorch's *asynchronous tensor parallelism* has the compiler replace a gather
 # and the matmul behind it by one operator that pulls chunks from its neighbours through symmetric memory; torchtitan
 # turns it on with one option. Megatron's `--tp-comm-overlap` uses the operators of Transformer Engine, and needs
-# `--sequence-parallel`, for the reason that you know now: a gather can be cut by rows, and an all-reduce that everybody
-# needs whole cannot be consumed in part by a norm that is not cut.
+# `--sequence-parallel`: an all-reduce has only the matmul before it to hide under; its two halves have one each.
 #
 # ## Pitfalls
 #
@@ -472,8 +474,8 @@ lab.review(whole["4 chunks"].timeline)
 # With p = 16 the compute of a rank halves, its bytes grow a little, and they now cross the wire between nodes, perhaps
 # nine times as slow. Communication, 30 parts of 100 beside 70 of compute, becomes some 290 beside 35. Chunks hide at
 # most the shorter side: the 35 under the 290. So no. First: sequence parallelism, if it is off, for its memory and
-# because it makes chunks possible; then chunks at p = 8, where 30 parts can go under 70. Four chunks leave a quarter of
-# the 30 exposed, if the smaller matmuls still fill the device. And if the memory allows, p = 4 with more data
-# parallelism: gradients have time to hide, activations have none.
+# because its two collectives have a matmul each to hide under; then chunks at p = 8, where 30 parts can go under 70.
+# Four chunks leave a quarter of the 30 exposed, if the smaller matmuls still fill the device. And if the memory allows,
+# p = 4 with more data parallelism: gradients have time to hide, activations have none.
 #
 # </details>

@@ -12,6 +12,7 @@ import dataclasses
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -20,12 +21,15 @@ from course_lib.grade import sandbox
 from course_lib.grade.channel import BadMessage, Channel
 from course_lib.grade.codec import Codec
 from course_lib.grade.mirror import Mirror
+from course_lib.lab.guard import Broke
 
 EXPOSED = {
     "FakeWire": {"launch"},
     "SummingWire": {"launch", "ranks", "flat", "views"},
     "FakeWork": {"wait", "is_completed"},
     "SummingWork": {"wait", "is_completed"},
+    "ClockedWire": {"start_gather", "rank", "ranks"},
+    "GatherHandle": {"wait"},
 }
 """What a learner's code may ask of the check's own objects. All else is an AttributeError over there."""
 
@@ -198,6 +202,20 @@ class StandIn:
         message = {"op": "call", "object": self._number, "args": [code.encode(a) for a in args],
                    "kwargs": {k: code.encode(v) for k, v in kwargs.items()}}  # fmt: skip
         return self._session.request(message, args)
+
+    def call_there(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(this, *args)` over there, with a function of the course's exercises (`guard.on_its_side`). Raises
+        `Broke` for what the learner's code raised in it."""
+        try:
+            return self._session.request({"op": "through", "object": self._number,
+                                          "function": [function.__module__, function.__name__],
+                                          "args": [self._session.codec.encode(a) for a in args]})  # fmt: skip
+        except NotImplementedError:
+            raise
+        except (Exception, SystemExit) as error:
+            if (name := type(error).__name__) == Broke.__name__:
+                raise Broke(str(error)) from None
+            raise Broke(f"{function.__name__} raised {name}: {error}{getattr(error, 'learner_place', '')}") from None
 
     def __repr__(self) -> str:
         return f"<{self._type}>"

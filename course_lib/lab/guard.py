@@ -38,6 +38,16 @@ def call(function: Callable[..., Any], *arguments: Any, shown: str) -> Any:
         raise Broke(f"{shown} raised {said}{_place(error)}") from error
 
 
+def on_its_side(function: Callable[..., Any], answer: Any, *arguments: Any) -> Any:
+    """`function(answer, *arguments)`, where the answer lives: a grader's stand-in has it called in its sandbox.
+
+    For a function of `course_lib.lab.exercises` that needs more of an answer than calls and values: autograd's graph
+    does not cross from process to process. It must know no right answer. Exceptions as for `call`.
+    """
+    there = getattr(type(answer), "call_there", None)
+    return function(answer, *arguments) if there is None else there(answer, function, *arguments)
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TookTooLong` after `seconds`. Without effect off the main thread and where there are no alarms.

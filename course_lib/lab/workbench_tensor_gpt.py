@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from course_lib.lab.exercises.lab11.crossing import CrossingWire
 from course_lib.launch import Fabric
 
 if TYPE_CHECKING:
@@ -51,38 +52,11 @@ def gpt_runs(parallel_mlp: Callable | None = None, sequence: type | None = None,
     return _run(_on_rank, parallel_mlp, sequence, twins, finish, ranks=ranks, fabric=fabric, timeout_s=timeout_s)[0]
 
 
-class RankWire:
-    """What the learner's pieces see of the wire: `rank`, `ranks`, `cross` and `all_reduce`."""
-
-    def __init__(self) -> None:
-        import torch.distributed as dist
-
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-
-    def cross(self, x: Tensor, forward: str | None = None, backward: str | None = None) -> Tensor:
-        """The collective `forward` of x; on the way back, the collective `backward` of the gradient."""
-        from course_lib.lab.exercises.lab11.meeting import refuse_no_tensor, refuse_unknown
-        from course_lib.tensor.regions import cross
-
-        for op in (forward, backward):
-            refuse_unknown(op)
-        refuse_no_tensor(x, "cross")
-        return cross(x, partial(_collective, op=forward), partial(_collective, op=backward))
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the ranks."""
-        import torch.distributed as dist
-
-        dist.all_reduce(tensor)
-
-
-def _collective(x: Tensor, op: str | None) -> Tensor:
+def _collective(op: str, when: str, x: Tensor) -> Tensor:
     import torch
 
     from course_lib.tensor import regions
 
-    if op is None:
-        return x.view_as(x)
     with torch.no_grad():
         return regions.all_reduce(x, None) if op == "all_reduce" else getattr(regions, op)(x, -2, None)
 
@@ -125,7 +99,7 @@ def _on_rank(parallel_mlp, sequence, twins, finish):
     def of_plain() -> dict:
         return {name: param.grad for name, param in plain.named_parameters(remove_duplicate=False)}
 
-    wire = RankWire()
+    wire = CrossingWire(dist.get_rank(), dist.get_world_size(), _collective)
     ways: dict[str, Callable[[], tuple]] = {"one process": lambda: (plain, next_byte_loss, lambda: None, of_plain)}
     if parallel_mlp is not None:
         ways["your pair"] = lambda: ours({}, partial(_put_pair, parallel_mlp, wire))
@@ -205,7 +179,7 @@ def _parameters(block: nn.Module) -> SimpleNamespace:
                            up_bias=block.up.bias, down=block.down.weight, down_bias=block.down.bias)
 
 
-def _put_pair(parallel_mlp: Callable, wire: RankWire, model: nn.Module) -> list[Callable[[], None]]:
+def _put_pair(parallel_mlp: Callable, wire: CrossingWire, model: nn.Module) -> list[Callable[[], None]]:
     """Let the blocks' MLPs be the learner's function."""
     for number, block in enumerate(model.blocks):
         p = _parameters(block)
@@ -214,7 +188,7 @@ def _put_pair(parallel_mlp: Callable, wire: RankWire, model: nn.Module) -> list[
     return []
 
 
-def _put_sequence(sequence: type, wire: RankWire, model: nn.Module) -> list[Callable[[], None]]:
+def _put_sequence(sequence: type, wire: CrossingWire, model: nn.Module) -> list[Callable[[], None]]:
     """Let the blocks' MLPs be objects of the learner's class; their `finish` takes care of their own parameters."""
     finish = []
     for number, block in enumerate(model.blocks):

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from course_lib.lab.exercises.lab09.replay import play
-from course_lib.lab.exercises.lab11.meeting import Meeting, PlayedWire, refuse_no_tensor
+from course_lib.lab.exercises.lab11.crossing import refuse_no_tensor
+from course_lib.lab.exercises.lab11.meeting import Meeting, PlayedRank
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 
@@ -59,7 +60,7 @@ MISTAKES = {
 SHOWN = "gather_matmul(x, multiply, chunks, wire)"
 
 
-class ClockedWire(PlayedWire):
+class ClockedWire(PlayedRank):
     """What one rank sees: `rank`, `ranks` and `start_gather`. `now` is its clock, in seconds; `events` is what it did
     in order: G, W, M for a gather started, a wait, a multiplication."""
 
@@ -68,7 +69,7 @@ class ClockedWire(PlayedWire):
         self.case, self.now, self.free, self.events = case, 0.0, 0.0, ""
         self.pieces: list[int] = []
 
-    def start_gather(self, part: Tensor) -> Handle:
+    def start_gather(self, part: Tensor) -> GatherHandle:
         """Start an all-gather and return at once."""
         refuse_no_tensor(part, "start_gather")
         if part.dim() != 2:
@@ -76,7 +77,7 @@ class ClockedWire(PlayedWire):
         self.events += "G"
         self.pieces.append(len(part))
         self.free = max(self.now, self.free) + self.case.travel(len(part))
-        return Handle(self, self.exchange("all_gather", "direct", part), self.free)
+        return GatherHandle(self, self.start("all_gather", "direct", part), self.free)
 
     def multiply(self, rows: Tensor) -> Tensor:
         """The matmul, and its time."""
@@ -86,7 +87,7 @@ class ClockedWire(PlayedWire):
         return rows @ self.case.weight.t()
 
 
-class Handle:
+class GatherHandle:
     """An all-gather on its way."""
 
     def __init__(self, wire: ClockedWire, result: Callable[[], list[Tensor]], arrives: float) -> None:
@@ -238,7 +239,7 @@ def _played(answer: Callable, case: Case) -> Case:
 
     def one(rank: int) -> None:
         wire = case.wires[rank] = ClockedWire(meeting, rank, case)
-        got = call(answer, case.xs[rank].clone(), wire.multiply, case.chunks, wire,
+        got = call(answer, case.xs[rank].clone(), lambda rows: wire.multiply(rows), case.chunks, wire,
                    shown=f"{SHOWN} on rank {rank} of {case.ranks}, {case.rows} rows, chunks={case.chunks}")
         case.outputs[rank] = got
 

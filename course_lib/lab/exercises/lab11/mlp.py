@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from course_lib.lab.exercises.lab09.replay import play
-from course_lib.lab.exercises.lab11.meeting import Call, Meeting, PlayedWire
-from course_lib.lab.guard import Broke, call
+from course_lib.lab.exercises.lab11.crossing import one_pass
+from course_lib.lab.exercises.lab11.meeting import Call, Meeting, PlayedRank
+from course_lib.lab.guard import Broke, on_its_side
 from course_lib.lab.model import Row
 
 if TYPE_CHECKING:
@@ -129,26 +129,17 @@ def reference(x, up, up_bias, down, down_bias, norm_weight=None, norm_bias=None,
     return y if norm_weight is None else x + y
 
 
-def played(case: Case, forward: Callable[[Any, SimpleNamespace, PlayedWire], tuple[Any, Callable[[], None]]],
-           name: str) -> Case:
-    """Play all ranks. `forward(x, p, wire)` calls what the learner wrote and returns its output, and what is to be
-    called after backward. An exception is part of what was seen."""
-    import torch
-
+def played(case: Case, answer: Any) -> Case:
+    """Play all ranks through what the learner wrote. An exception is part of what was seen."""
     meeting = Meeting()
 
     def one(rank: int) -> None:
-        wire = PlayedWire(meeting, rank, case.ranks)
-        own = {key: case.part(key, value, rank).clone().requires_grad_() for key, value in case.full.items()}
-        x = case.part("x", case.x, rank).clone().requires_grad_()
-        case.logs[rank] = wire.log
-        case.outputs[rank], finish = forward(x, SimpleNamespace(**own), wire)
-        y = case.outputs[rank]
-        if isinstance(y, torch.Tensor) and y.requires_grad and y.shape == x.shape:
-            case.outputs[rank] = y.detach().clone()
-            call(y.backward, case.part("y", case.upstream, rank).clone(), shown=f"{name}: its backward pass")
-            finish()
-        case.found[rank] = {key: leaf.grad for key, leaf in {"x": x, **own}.items()}
+        here = PlayedRank(meeting, rank, case.ranks)
+        given = tuple((name, case.part(name, whole, rank)) for name, whole in {"x": case.x, **case.full}.items())
+        case.logs[rank] = here.log
+        case.outputs[rank], case.found[rank] = on_its_side(
+            one_pass, answer, given, case.part("y", case.upstream, rank), rank, case.ranks,
+            lambda op, when, x: here.collective(op, when, x))
 
     try:
         case.waits = play(case.ranks, one, meeting.known).waits

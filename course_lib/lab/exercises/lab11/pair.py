@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 
 from course_lib.lab.exercises.lab11.mlp import CUT, Case, close, drawn, played, reference, refused, row
-from course_lib.lab.guard import Broke, call
+from course_lib.lab.guard import Broke
 from course_lib.lab.model import Verdict, exercise
 
 HINTS = (
@@ -60,8 +59,7 @@ SHOWN = "parallel_mlp(x, p, wire)"
 @exercise("11.1", title="the column/row pair", minutes=12, needs="parallel_mlp", hints=HINTS, mistakes=MISTAKES)
 def column_and_row(answer: Callable, draw: random.Random) -> Verdict:
     """Rows over one to four ranks, with and without a batch dimension."""
-    cases = [played(drawn(draw, ranks, dims, block=False), partial(_forward, answer), SHOWN)
-             for ranks in (2, 3, 1, 4) for dims in (2, 3)]  # fmt: skip
+    cases = [played(drawn(draw, ranks, dims, block=False), answer) for ranks in (2, 3, 1, 4) for dims in (2, 3)]
     if cases[0].broke:
         raise Broke(cases[0].broke)
     if odd := refused(cases, SHOWN):
@@ -80,10 +78,6 @@ def column_and_row(answer: Callable, draw: random.Random) -> Verdict:
             lambda c: f"rank 0 sent {c.sent():g} numbers, x has {c.x.numel()}"),
     )  # fmt: skip
     return Verdict(rows, "" if all(each.ok for each in rows) else _mistake(cases))
-
-
-def _forward(answer: Callable, x, p, wire):
-    return call(answer, x, p, wire, shown=f"{SHOWN} on rank {wire.rank} of {wire.ranks}"), lambda: None
 
 
 def _cheap(c: Case) -> bool:

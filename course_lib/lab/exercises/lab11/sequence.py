@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 
 from course_lib.lab.exercises.lab11.mlp import CUT, Case, drawn, played, reference, refused, row
-from course_lib.lab.guard import Broke, call
+from course_lib.lab.guard import Broke
 from course_lib.lab.model import Row, Verdict, exercise
 
 HINTS = (
@@ -69,8 +68,7 @@ def cut_the_sequence(answer: type, draw: random.Random) -> Verdict:
     if missing := [name for name in ("forward", "finish") if not callable(getattr(answer, name, None))]:
         return Verdict((Row(f"has the method `{missing[0]}`", False, "forward(x) and finish()",
                             f"{answer.__name__} has no method `{missing[0]}`"),))  # fmt: skip
-    cases = [played(drawn(draw, ranks, dims, block=True), partial(_forward, answer), SHOWN)
-             for ranks in (2, 3, 1, 4) for dims in (2, 3)]  # fmt: skip
+    cases = [played(drawn(draw, ranks, dims, block=True), answer) for ranks in (2, 3, 1, 4) for dims in (2, 3)]
     if cases[0].broke:
         raise Broke(cases[0].broke)
     if odd := refused(cases, SHOWN):
@@ -91,13 +89,6 @@ def cut_the_sequence(answer: type, draw: random.Random) -> Verdict:
             lambda c: "x itself is gathered"),
     )  # fmt: skip
     return Verdict(rows, "" if all(each.ok for each in rows) else _mistake(cases))
-
-
-def _forward(answer: type, x, p, wire):
-    where = f"on rank {wire.rank} of {wire.ranks}"
-    block = call(answer, p, wire, shown=f"{CLASS}(p, wire) {where}")
-    return (call(block.forward, x, shown=f"{SHOWN} {where}"),
-            lambda: call(block.finish, shown=f"finish() {where}"))  # fmt: skip
 
 
 def _cheap(c: Case) -> bool:
