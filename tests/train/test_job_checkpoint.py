@@ -46,8 +46,8 @@ def killed_at(operation: int, out: Path) -> bool:
                 return do(*args, **kwargs)
             return instead
 
-        for module, name in ((os, "fsync"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (os, "mkdir"), (os, "open"),
-                             (torch, "save"), (checkpoint._Hashed, "write")):
+        in_os = ("fsync", "rename", "unlink", "rmdir", "mkdir")
+        for module, name in (*((os, name) for name in in_os), (torch, "save")):
             setattr(module, name, dying(getattr(module, name)))
         try:
             save(out, 3)
@@ -73,7 +73,7 @@ def test_a_kill_before_any_operation_leaves_a_whole_newest_checkpoint(tmp_path: 
         assert not list((out / "checkpoints").glob(".*")), operation
         if not died:
             break
-    assert len(newest) > 20 and set(newest) == {2, 3} and newest == sorted(newest)
+    assert len(newest) > 12 and set(newest) == {2, 3} and newest == sorted(newest)
 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
@@ -106,8 +106,9 @@ def code(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-DAMAGE = {"content": (other_content, "not what was written"), "missing": (lambda f: (f / NAMES[0]).unlink(), "missing"),
-          "code": (code, "cannot be used"), "no manifest": (lambda f: (f / "manifest.json").unlink(), "has no manifest"),
+DAMAGE = {"content": (other_content, "not what was written"),
+          "missing": (lambda f: (f / NAMES[0]).unlink(), "missing"), "code": (code, "cannot be used"),
+          "no manifest": (lambda f: (f / "manifest.json").unlink(), "has no manifest"),
           "cut manifest": (lambda f: os.truncate(f / "manifest.json", 20), "cannot be read"),
           "list": (lambda f: (f / "manifest.json").write_text("[]"), "cannot be read"),
           "foreign": (lambda f: (f / "manifest.json").write_text('{"format": "other", "step": 1}'), "says 'other'"),

@@ -22,7 +22,7 @@ from course_lib.train.job.together import JobError, together
 from tests.train.job import same_bits, several
 
 REFUSED = {  # arguments, and what the sentence must name
-    "--strategy zero9": "zero9", "--pp 3": "multiple of 3", "--dp 3": "3 ranks|start 3", "--tp 2 --pp 2": "multiple of 4",
+    "--strategy zero9": "zero9", "--pp 3": "multiple of 3", "--dp 3": "start 3", "--tp 2 --pp 2": "multiple of 4",
     "--strategy zero3 --compress topk": "--strategy bucketed", "--pp 2 --strategy local-sgd": "use bucketed",
     "--pp 2 --compress bf16": "leave --pp", "--tp 2 --strategy zero1": "leave --tp out", "--heads 3": "divisor",
     "--tp 2 --heads 1": "--heads 1", "--sequence-parallel": "--tp", "--pp 2 --layers 1": "each stage a layer",

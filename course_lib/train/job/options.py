@@ -72,8 +72,8 @@ class Options:
                                                             "library's sources.", Path))
     data_mb: float = _option(4.0, "How much of the data is used, in MB (2**20 bytes).")
 
-    out: Path = field(default=Path("run"), metadata=_about("Folder of metrics.jsonl, checkpoints/, trace/ and model.pt. "
-                                                           "All nodes see it.", Path))
+    out: Path = field(default=Path("run"), metadata=_about("Folder of metrics.jsonl, checkpoints/, trace/, model.pt; "
+                                                           "all nodes see it.", Path))
     checkpoint_every: int = _option(50, "Updates from one checkpoint to the next; the last update has one too.")
     keep: int = _option(2, "How many checkpoints stay.")
     trace_steps: str = _option("", "Profile these updates, for `course trace`: 5, or 5-7.")
