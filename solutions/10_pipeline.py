@@ -338,17 +338,16 @@ pipelines({name: Drawn(third.predict(schedules[name]).timeline, third.runs[name]
 # All these bubbles shrink with m. How many micro-batches does a deep pipeline need? With v stages a rank the bubble of
 # interleaved 1F1B is (p−1)/(v·m+p−1), if p divides m; with v = 1 this is 1F1B's, for any m.
 #
-# Write `micro_batches(p, bubble, v)`: the smallest m ≥ 1 (with v > 1: the smallest multiple of p) whose bubble is at
-# most `bubble` of the *step*. `bubble` is a `fractions.Fraction` with 0 < bubble ≤ 1, so that nothing is left to
-# rounding. `micro_batches(4, Fraction(3, 11), 1)` is 8.
+# Write `micro_batches(p, percent, v)`: the smallest m ≥ 1 (with v > 1: the smallest multiple of p) whose bubble is at
+# most `percent` % of the *step*, a whole number from 1 to 100. `micro_batches(4, 20, 1)` is 12.
 
 # %% id="depth" exercise="10.4"
 import math
 
 
-def micro_batches(p, bubble, v):
+def micro_batches(p, percent, v):
     ### BEGIN SOLUTION
-    needed = (p - 1) * (1 - bubble) / bubble / v
+    needed = (p - 1) * (100 - percent) / percent / v
     unit = p if v > 1 else 1
     return max(unit, unit * math.ceil(needed / unit))
     ### END SOLUTION
@@ -357,12 +356,10 @@ def micro_batches(p, bubble, v):
 lab.check("10.4", micro_batches)
 
 # %% id="depth-table"
-from fractions import Fraction
-
 for depth in (4, 8, 16, 64):
-    print(f"p = {depth:2d}: a bubble of 5 % takes m = {micro_batches(depth, Fraction(1, 20), 1):4d}, with v = 4 "
-          f"{micro_batches(depth, Fraction(1, 20), 4):3d}; of 20 %: {micro_batches(depth, Fraction(1, 5), 1):3d} and "
-          f"{micro_batches(depth, Fraction(1, 5), 4):2d}")
+    print(f"p = {depth:2d}: a bubble of 5 % takes m = {micro_batches(depth, 5, 1):4d}, with v = 4 "
+          f"{micro_batches(depth, 5, 4):3d}; one of 20 %: {micro_batches(depth, 20, 1):3d} and "
+          f"{micro_batches(depth, 20, 4):2d}")
 
 # %% [markdown] id="depth-why"
 # The global batch B is given by what the model still learns from, so m = B/(b·D) with micro-batches of b and D

@@ -103,9 +103,9 @@ def by_positions(words, delay):
     return (*out, *behind.get(None, []), *(w for w in words if w.startswith("reduce")))
 
 
-def by_trying(p, bubble, v):
+def by_trying(p, percent, v):
     m = p if v > 1 else 1
-    while Fraction(p - 1, v * m + p - 1) > bubble:
+    while Fraction(p - 1, v * m + p - 1) > Fraction(percent, 100):
         m += p if v > 1 else 1
     return float(m)
 
@@ -134,9 +134,9 @@ def test_right_answers_pass_whatever_is_drawn(number: str, answer, seed: int) ->
     ("10.3", lambda words, delay: " ".join(words), "gave recv_F0 F0"),
     ("10.3", lambda words, delay: [], "gave"),
     ("10.3", lambda words, delay: words[99], "raised IndexError"),
-    ("10.4", lambda p, bubble, v: "8", "gave 8"),
-    ("10.4", lambda p, bubble, v: True, "gave True"),
-    ("10.4", lambda p, bubble, v: float("nan"), "gave nan"),
+    ("10.4", lambda p, percent, v: "8", "gave 8"),
+    ("10.4", lambda p, percent, v: True, "gave True"),
+    ("10.4", lambda p, percent, v: float("nan"), "gave nan"),
 ])
 def test_odd_answers(number: str, answer, seen: str) -> None:
     result = evaluate(number, answer, seed=0)

@@ -1,8 +1,7 @@
 """Exercise 10.4: how many micro-batches a pipeline of this depth needs.
 
-The learner writes `micro_batches(p, bubble, v)`: the smallest m, a multiple of p where v > 1, for which the bubble is
-no more than `bubble` of the *step*: (p−1)/(v·m+p−1) ≤ bubble, with 0 < bubble ≤ 1. Bubbles are given as fractions, so
-that nothing is left to rounding.
+The learner writes `micro_batches(p, percent, v)`: the smallest m ≥ 1, a multiple of p where v > 1, for which the bubble
+is no more than `percent` % of the *step*: (p−1)/(v·m+p−1) ≤ percent/100, with a whole percent from 1 to 100.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from course_lib.lab.guard import call
 from course_lib.lab.model import Row, Verdict, exercise
 
 HINTS = (
-    "Write the bubble as an inequality, (p−1)/(v·m+p−1) ≤ bubble, and solve it for m. Then: m is a whole number, at "
-    "least 1, and with v > 1 a multiple of p.",
-    "v·m ≥ (p−1)·(1−bubble)/bubble. Round *up*: a little fewer micro-batches is a little more bubble. With v > 1 go "
-    "on up to the next multiple of p.",
-    "needed = (p - 1) * (1 - bubble) / bubble / v; unit = p if v > 1 else 1; return max(unit, unit * math.ceil(needed "
-    "/ unit)).",
+    "Write the bubble as an inequality, (p−1)/(v·m+p−1) ≤ percent/100, and solve it for m. Then: m is a whole number, "
+    "at least 1, and with v > 1 a multiple of p.",
+    "v·m ≥ (p−1)·(100−percent)/percent. Round *up*: a little fewer micro-batches is a little more bubble. With v > 1 "
+    "go on up to the next multiple of p.",
+    "needed = (p - 1) * (100 - percent) / percent / v; unit = p if v > 1 else 1; return max(unit, unit * "
+    "math.ceil(needed / unit)).",
 )
 
 MISTAKES = {
@@ -31,11 +30,12 @@ MISTAKES = {
     "without the bubble itself. Here the share of the step is asked for, (p−1)/(v·m+p−1). Papers use both, and do not "
     "always say which.",
     "rounds_down": "You round down, and the bubble is then a little over the limit.",
-    "one_more": "Where the bubble is met exactly, one more is not needed: `//` and + 1 is not rounding up.",
+    "one_more": "Where the bubble is met exactly, one more is not needed. `//` and + 1 is not rounding up; nor is a "
+    "ceil of 12.000000000000002, which is what 3·(1 − 0.2)/0.2 gives: 100 − percent and percent are whole numbers.",
     "ignores_v": "With v stages a rank the bubble is v times smaller, so that fewer micro-batches do.",
     "not_a_multiple": "The formula for v > 1 holds where p divides m: micro-batches travel in rounds of p.",
-    "none_at_all": "A pipeline of one stage has no bubble, and a limit of 1 allows any; still a step has at least one "
-    "micro-batch (with v > 1, a round of p).",
+    "none_at_all": "A pipeline of one stage has no bubble, and a limit of 100 % allows any; still a step has at least "
+    "one micro-batch (with v > 1, a round of p).",
 }
 
 
@@ -43,24 +43,24 @@ class Case(NamedTuple):
     """One pipeline and what came back for it."""
 
     p: int
-    bubble: Fraction
+    percent: int
     v: int
     got: Any = None
 
     def right(self) -> int:
-        return _count(self, lambda m: Fraction(self.p - 1, self.v * m + self.p - 1) <= self.bubble)
+        return _count(self, lambda m: 100 * (self.p - 1) <= self.percent * (self.v * m + self.p - 1))
 
     def ok(self) -> bool:
         return self.got == self.right()
 
     def __str__(self) -> str:
-        return (f"micro_batches({self.p}, {self.bubble}, {self.v}) gave {self.got}; with m = {self.right()} the bubble "
-                f"is {Fraction(self.p - 1, self.v * self.right() + self.p - 1)}")
+        m = self.right()
+        return (f"micro_batches({self.p}, {self.percent}, {self.v}) gave {self.got}; with m = {m} the bubble is "
+                f"{100 * (self.p - 1) / (self.v * m + self.p - 1):.3g} %")
 
 
 def _count(case: Case, holds: Callable[[int], bool]) -> int:
-    unit = case.p if case.v > 1 else 1
-    return next(m for m in range(unit, 10**6, unit) if holds(m))
+    return next(m for m in range(_unit(case), 10**6, _unit(case)) if holds(m))
 
 
 @exercise("10.4", title="micro-batches against depth", minutes=5, needs="micro_batches", hints=HINTS,
@@ -68,16 +68,16 @@ def _count(case: Case, holds: Callable[[int], bool]) -> int:
 def count_the_micro_batches(answer: Callable, draw: random.Random) -> Verdict:
     """Rows over limits that are met exactly and others, for one stage a rank and for several."""
     cases = []
-    for case in [Case(4, Fraction(3, 11), 1), *_drawn(draw)]:
-        shown = f"micro_batches({case.p}, {case.bubble}, {case.v})"
-        got = call(answer, case.p, case.bubble, case.v, shown=shown)
+    for case in [Case(4, 20, 1), *_drawn(draw)]:
+        shown = f"micro_batches({case.p}, {case.percent}, {case.v})"
+        got = call(answer, case.p, case.percent, case.v, shown=shown)
         if not isinstance(got, Number) or isinstance(got, bool | complex):
             return Verdict((Row("returns a whole number", False, "a number of micro-batches", f"{shown} gave {got}"),),
                            "no_result" if got is None else "")  # fmt: skip
         cases.append(case._replace(got=got))
     one, several = [c for c in cases if c.v == 1], [c for c in cases if c.v > 1]
     rows = (
-        _row("the example of the text", "8", cases[:1]),
+        _row("the example of the text", "12", cases[:1]),
         _row("one stage a rank", "the smallest m", one),
         _row("several stages a rank", "the smallest multiple of p", several),
     )
@@ -86,38 +86,39 @@ def count_the_micro_batches(answer: Callable, draw: random.Random) -> Verdict:
 
 def _drawn(draw: random.Random) -> list[Case]:
     """Limits on the formula and off it, a single stage, and no limit."""
-    out = []
-    for v in (1, 1, 1, 2, 3, 4):
-        p = draw.choice([2, 4, 8, 16])
-        m = p * draw.randint(2, 6)
-        out += [Case(p, Fraction(p - 1, v * m + p - 1), v), Case(p, Fraction(draw.randint(3, 30), 97), v)]
-    return [*out, Case(1, Fraction(1, 10), 1), Case(4, Fraction(1), 1), Case(4, Fraction(9, 10), 2),
-            Case(4, Fraction(1, 5), 2)]
+    out = [Case(draw.choice([2, 4, 8, 16]), percent, 1) for percent in (5, 10, 20, 25, 50)]
+    out += [Case(draw.choice([4, 8, 16]), draw.choice([3, 7, 11, 15, 30, 40]), v) for v in (1, 1, 2, 2, 3, 3, 4)]
+    met = [Case(2, 20, 2), Case(4, 20, 3)]
+    return [*out, *met, Case(1, 10, 1), Case(4, 100, 1), Case(4, 90, 2), Case(8, 15, 2)]
 
 
 def _mistake(cases: list[Case]) -> str:
     """The mistake whose answers are those that were given."""
-    usual = [c for c in cases if c.right() > (c.p if c.v > 1 else 1)]
+    usual = [c for c in cases if c.right() > _unit(c)]
     for key, wrong in _WRONG.items():
         if all(c.got == wrong(c) for c in usual):
             return "none_at_all" if key == "right" else key
-    return ""
+    off = [c for c in usual if not c.ok()]
+    return "one_more" if off and all(c.got == c.right() + _unit(c) and _needed(c) == c.right() for c in off) else ""
+
+
+def _unit(c: Case) -> int:
+    return c.p if c.v > 1 else 1
 
 
 def _needed(c: Case) -> Fraction:
-    return (c.p - 1) * (1 - c.bubble) / c.bubble / c.v
+    return Fraction((c.p - 1) * (100 - c.percent), c.percent * c.v)
 
 
 def _up(c: Case, needed: Fraction) -> int:
-    unit = c.p if c.v > 1 else 1
-    return unit * -(-needed // unit)
+    return _unit(c) * -(-needed // _unit(c))
 
 
 _WRONG: dict[str, Callable[[Case], int]] = {
     "right": Case.right,
-    "of_the_ideal": lambda c: _up(c, (c.p - 1) / c.bubble / c.v),
-    "rounds_down": lambda c: (c.p if c.v > 1 else 1) * (_needed(c) // (c.p if c.v > 1 else 1)),
-    "one_more": lambda c: (c.p if c.v > 1 else 1) * (_needed(c) // (c.p if c.v > 1 else 1) + 1),
+    "of_the_ideal": lambda c: _up(c, Fraction((c.p - 1) * 100, c.percent * c.v)),
+    "rounds_down": lambda c: _unit(c) * (_needed(c) // _unit(c)),
+    "one_more": lambda c: _unit(c) * (_needed(c) // _unit(c) + 1),
     "ignores_v": lambda c: _up(c, _needed(c) * c.v),
     "not_a_multiple": lambda c: -(-_needed(c) // 1),
 }

@@ -1,7 +1,7 @@
 import math
 
 
-def micro_batches(p, bubble, v):
-    needed = (p - 1) * (1 - bubble) / bubble
+def micro_batches(p, percent, v):
+    needed = (p - 1) * (100 - percent) / percent
     unit = p if v > 1 else 1
     return max(unit, unit * math.ceil(needed / unit))

@@ -1,5 +1,5 @@
 import math
 
 
-def micro_batches(p, bubble, v):
-    return max(1, math.ceil((p - 1) * (1 - bubble) / bubble / v))
+def micro_batches(p, percent, v):
+    return max(1, math.ceil((p - 1) * (100 - percent) / percent / v))

@@ -1,4 +1,4 @@
-def micro_batches(p, bubble, v):
-    needed = (p - 1) * (1 - bubble) / bubble / v
+def micro_batches(p, percent, v):
+    needed = (p - 1) * (100 - percent) / percent / v
     unit = p if v > 1 else 1
     return unit * (int(needed / unit) + 1)
