@@ -26,8 +26,8 @@ lab.begin(submission)
 # %% id="imports"
 from course_lib import overlap, show
 from course_lib.lab.lines import lines
+from course_lib.lab.schedules_widget import explore_schedules
 from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_tensor import layer_runs, pair_runs
 from course_lib.lab.workbench_tensor_gpt import CONFIG, ROWS, gpt_runs
 from course_lib.launch import Fabric, run
@@ -359,7 +359,8 @@ show.figure(whole["4 chunks"].timeline, predicted=predict_chunked(whole.pair(), 
 # ## Move the sliders
 #
 # The forward pass of one transformer layer: 8192 tokens of width 8192 in bf16, its four matmuls at an assumed 400
-# TFLOP/s, and rings with 5 µs a hop. Above every collective is waited for, below everything is in chunks.
+# TFLOP/s, and rings with 5 µs a hop. Above every collective is waited for, below everything is in chunks. The picture
+# needs no kernel.
 #
 # - 450 GB/s, as inside a node: take p from 2 to 16. Compute falls as 1/p. What does communication do?
 # - p = 16 at 50 GB/s, as between nodes: how much can chunks still hide, and why no more?
@@ -371,12 +372,12 @@ def drawn(p, chunks, gbyte, tokens):
     layers = (("gather", 3, "qkv"), ("scatter", 1, "out"), ("gather", 4, "up"), ("scatter", 4, "down"))
     layer = [Operator(kind, 2 * tokens * width * width * times / p / flops, 2 * tokens * width, link, name=name)
              for kind, times, name in layers]
-    return side_by_side({"waiting": predict_chunked(layer, None), f"{chunks} chunks": predict_chunked(layer, chunks)})
+    return {"waiting": predict_chunked(layer, None), f"{chunks} chunks": predict_chunked(layer, chunks)}
 
 
-sliders(drawn, {"p": "tensor-parallel degree p", "chunks": "chunks", "gbyte": "a rank's wire, GB/s",
-                "tokens": "tokens"}, p=(8, [2, 4, 8, 16]), chunks=(4, [1, 2, 4, 8, 16, 32]),
-        gbyte=(450, [25, 50, 200, 450]), tokens=(8192, [1024, 2048, 8192]))
+explore_schedules(drawn, {"p": "tensor-parallel degree p", "chunks": "chunks", "gbyte": "a rank's wire, GB/s",
+                          "tokens": "tokens"}, p=(8, [2, 4, 8, 16]), chunks=(4, [1, 2, 4, 8, 16]),
+                  gbyte=(450, [50, 200, 450]), tokens=(8192, [1024, 8192]))
 
 # %% [markdown] id="slider-why"
 # With p the compute of a rank falls as 1/p, and its bytes *grow*, as (p−1)/p. Once the wire is the longer of the two,

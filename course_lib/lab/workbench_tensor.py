@@ -155,7 +155,7 @@ def _layers_on_rank(ways, shards, r, nbytes, repeats):
 
     def step(name, way) -> Step:
         def run():
-            out[name] = _call(way, x, multiply, wire, shown=f"{name}(x, multiply, wire)")
+            out[name] = _tensor(name, _call(way, x, multiply, wire, shown=f"{name}(x, multiply, wire)"), whole)
 
         return Step(run)
 
@@ -163,7 +163,7 @@ def _layers_on_rank(ways, shards, r, nbytes, repeats):
     steps = {name: step(name, way) for name, way in ways.items()}
     seconds, lines = alternate(steps, repeats, 1, _provenance())
     right = multiply(whole) if shards else out[next(iter(ways))]
-    worst = {name: difference(_tensor(name, out[name], right), right) for name in ways}
+    worst = {name: difference(got, right) for name, got in out.items()}
     return links, matmul_s, nbytes, worst, seconds, lines
 
 

@@ -84,7 +84,8 @@ class ClockedWire(PlayedRank):
         refuse_no_tensor(rows, "multiply")
         self.events += "M"
         self.now += self.case.row_s * rows[..., 0].numel()
-        return rows @ self.case.weight.t()
+        self.kept.append(rows @ self.case.weight.t())
+        return self.kept[-1]
 
 
 class GatherHandle:
@@ -97,10 +98,10 @@ class GatherHandle:
         """Block until it is there: the parts of all ranks, (ranks, rows, width)."""
         import torch
 
-        whole = torch.stack(self._result())
+        self._wire.kept.append(torch.stack(self._result()))
         self._wire.events += "W"
         self._wire.now = max(self._wire.now, self._arrives)
-        return whole
+        return self._wire.kept[-1]
 
 
 @dataclass

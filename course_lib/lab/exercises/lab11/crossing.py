@@ -56,18 +56,19 @@ def one_pass(answer: Any, given: tuple[tuple[str, Tensor], ...], upstream: Tenso
     where the output is none. Exceptions of what was written as for `guard.call`."""
     import torch
 
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in given}
-    p = SimpleNamespace(**{name: leaf for name, leaf in leaves.items() if name != "x"})
-    wire, where = CrossingWire(rank, ranks, collective), f"on rank {rank} of {ranks}"
-    if isinstance(answer, type):
-        block = call(answer, p, wire, shown=f"{answer.__name__}(p, wire) {where}")
-        y = call(block.forward, leaves["x"], shown=f"forward(x) {where}")
-    else:
-        block, y = None, call(answer, leaves["x"], p, wire, shown=f"parallel_mlp(x, p, wire) {where}")
-    if isinstance(y, torch.Tensor) and y.requires_grad and y.shape == leaves["x"].shape:
-        call(y.backward, upstream.clone(), shown=f"the backward pass {where}")
-        if block is not None:
-            call(block.finish, shown=f"finish() {where}")
+    with torch.enable_grad():  # whoever calls may be inside another rank's crossing, where it is off
+        leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in given}
+        p = SimpleNamespace(**{name: leaf for name, leaf in leaves.items() if name != "x"})
+        wire, where = CrossingWire(rank, ranks, collective), f"on rank {rank} of {ranks}"
+        if isinstance(answer, type):
+            block = call(answer, p, wire, shown=f"{answer.__name__}(p, wire) {where}")
+            y = call(block.forward, leaves["x"], shown=f"forward(x) {where}")
+        else:
+            block, y = None, call(answer, leaves["x"], p, wire, shown=f"parallel_mlp(x, p, wire) {where}")
+        if isinstance(y, torch.Tensor) and y.requires_grad and y.shape == leaves["x"].shape:
+            call(y.backward, upstream.clone(), shown=f"the backward pass {where}")
+            if block is not None:
+                call(block.finish, shown=f"finish() {where}")
     if isinstance(y, torch.Tensor):
         y = y.detach().clone(memory_format=torch.contiguous_format)
     return y, {name: None if leaf.grad is None else leaf.grad.clone(memory_format=torch.contiguous_format)
