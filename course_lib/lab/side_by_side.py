@@ -28,13 +28,18 @@ def side_by_side(timelines: Mapping[str, Timeline], *, dark: bool = False) -> Pi
     if not timelines:
         raise LabError("side_by_side: give at least one timeline, {name: timeline}")
     look, scenes = theme(dark), {name: scene(one) for name, one in timelines.items()}
-    body = len(scenes) * (GAP + 2 * LANE + 3)
+    body = height_px(len(scenes))
     words = "; ".join(f"{name}: {numbers(one)}" for name, one in scenes.items())
     picture = Picture(WIDTH, TOP + body + BELOW, look, words)
     draw_lanes(picture, scenes, TOP, look)
     provenance = next(iter(timelines.values())).provenance
     picture.text_px(14, picture.pixels[1] - 14, provenance, 10, color=look.muted)
     return picture
+
+
+def height_px(scenes: int) -> int:
+    """What the lanes of so many scenes take, without what stands below them."""
+    return scenes * (GAP + 2 * (LANE + 3))
 
 
 def numbers(one: Scene) -> str:
@@ -46,7 +51,7 @@ def draw_lanes(picture: Picture, scenes: Mapping[str, Scene], top_px: float, loo
     """The lanes of all scenes from `top_px` down, their time axis, and the legend 34 pixels above the picture's end."""
     from course_lib.show.style import LOOKS
 
-    body = len(scenes) * (GAP + 2 * LANE + 3)
+    body = height_px(len(scenes))
     axes = picture.axes_px(LEFT, top_px, WIDTH - LEFT - 18, body)
     axes.set_xlim(0, max(one.step_ns for one in scenes.values()) / 1e6 * 1.005)
     axes.set_ylim(body, 0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from course_lib.lab.errors import LabError
-from course_lib.launch import Fabric, run
+from course_lib.launch import Fabric
 from course_lib.simulate.link import LinkCost
 from course_lib.simulate.zero import Units
 from course_lib.timeline import Timeline
@@ -15,7 +14,9 @@ from course_lib.tune.sweep import MB, Measured
 
 LR = 1e-3
 SIZES = (MB // 2, 2 * MB)
-"""Bytes for `ring_costs`: smaller segments would pass within the burst that a shaped wire allows."""
+"""Bytes of the rings that are fitted: smaller segments would pass within the burst that a shaped wire allows."""
+STAGES = ((1, 1), (2, 1), (3, 0), (3, 1), (3, 2))
+"""Stage, and units gathered ahead."""
 
 
 class Costs(NamedTuple):
@@ -24,71 +25,53 @@ class Costs(NamedTuple):
     gather: LinkCost
     reduce: LinkCost
 
-
-def ring_costs(*, ranks: int = 2, fabric: str | Fabric = "auto", repeats: int = 5) -> Costs:
-    """Fitted from the fastest of `repeats` short trains of each size. Raises `LabError` for one rank, which sends
-    nothing."""
-    if ranks < 2:
-        raise LabError("ring_costs: one rank sends nothing; take ranks=2 or more.")
-    return run(_costs_on_rank, repeats, ranks=ranks, fabric=fabric, timeout_s=60)[0]
-
-
-def _costs_on_rank(repeats):
-    import torch
-    import torch.distributed as dist
-
-    from course_lib.collectives import all_gather_ring, reduce_scatter_ring
-    from course_lib.launch.measure import fit, train_time_s
-
-    found = []
-    for ring in (all_gather_ring, reduce_scatter_ring):
-        times = {size: [] for size in SIZES}
-        for _ in range(repeats + 1):  # in alternation, so that a busy moment does not fall on one size alone
-            for size in SIZES:
-                buffer = torch.zeros(size // 4)
-                times[size].append(train_time_s(lambda ring=ring, buffer=buffer: ring(buffer, async_op=True), 2))
-        fitted = torch.tensor(fit(SIZES, [min(times[size][1:]) for size in SIZES]), dtype=torch.float64)
-        dist.broadcast(fitted, 0)
-        found.append(LinkCost(*fitted.tolist()))
-    return Costs(*found)
-
-
-def units_for(costs: Costs, count: int = 6, mb: float = 0.5, forward: float = 1.3) -> Units:
-    """Equal units whose forward takes `forward` times as long as the gather of one, and whose backward twice that."""
-    Tf = forward * costs.gather.cost(mb * MB)
-    return Units(count, mb * MB, Tf, 2 * Tf)
+    def units(self, count: int, mb: float, forward: float) -> Units:
+        """Equal units whose forward takes `forward` times as long as the gather of one, and whose backward twice that;
+        a millisecond at least, where one rank sends nothing."""
+        Tf = max(1e-3, forward * self.gather.cost(mb * MB))
+        return Units(count, mb * MB, Tf, 2 * Tf)
 
 
 @dataclass(frozen=True)
 class Zeroed(Measured):
-    """A way of updating. `sent` are the bytes that rank 0 sends in one update: of our rings what they hand to the wire,
-    of stock collectives what a ring would send. `from_ddp` is the largest difference of a parameter element, on any
-    rank, from DDP's after as many updates, as a fraction of the largest element."""
+    """A way of updating. `sent` are the bytes that rank 0 sends in one update; of stock collectives what a ring would
+    send. `from_ddp` is the largest difference of a parameter element, on any rank, from DDP's after as many updates,
+    as a fraction of the largest element."""
 
     sent: float
     from_ddp: float
 
 
-def zero_runs(units: Units, N: int, ScatterBuckets: type | None = None, run_pass: Callable | None = None, *,
-              stages: Sequence[tuple[int, int]] = ((1, 1), (2, 1), (3, 0), (3, 1)), twin: bool = False,
-              one_unit: bool = False, ahead: int = 1, ranks: int = 2, fabric: str | Fabric = "auto", repeats: int = 3,
-              timeout_s: float = 120.0) -> dict[str, Zeroed]:
-    """Time updates of N micro-steps and a step of AdamW, in alternation on the same ranks: DDP, the library's
-    `stages` (stage, units ahead), and where asked for, `"yours"` with the pieces of 12.2 and 12.3, stock FSDP2, and
-    stage 3 with the whole model as one unit.
+class ZeroRuns(NamedTuple):
+    """`fed` are units with enough compute to hide their communication, `starved` have too little. `runs` has DDP, the
+    library's stages, `"yours"`, `"one unit"` (stage 3 without units), `"FSDP2"`, all of `fed` units, and
+    `"starved, 0 ahead"` and so on."""
 
-    Raises `OwnRunFailed` with one sentence for whatever a piece does wrong on a rank, a hang included.
+    costs: Costs
+    fed: Units
+    starved: Units
+    runs: dict[str, Zeroed]
+
+
+def zero_runs(ScatterBuckets: type, run_pass: Callable, N: int = 2, *, count: int = 4, mb: float = 1.0,
+              forward: tuple[float, float] = (1.3, 0.4), ahead: int = 1, ranks: int = 2,
+              fabric: str | Fabric = "auto", repeats: int = 3, timeout_s: float = 150.0) -> ZeroRuns:
+    """Fit what rings cost on this wire, size an emulated model of `count` units of `mb` MB, and time updates of N
+    micro-steps and a step of AdamW, in alternation on the same ranks.
+
+    `forward` is what one unit computes in forward, as a multiple of its gather, in `fed` and in `starved` units. The
+    learner's stage 3 gathers `ahead` units ahead. Raises `OwnRunFailed` with one sentence for whatever a piece does
+    wrong on a rank, a hang included.
     """
     from course_lib.lab.workbench import _run
 
-    if (ScatterBuckets is None) != (run_pass is None):
-        raise LabError("zero_runs: your stage 3 takes both, the class of 12.2 and the function of 12.3.")
-    own = None if run_pass is None else (ScatterBuckets, run_pass, ahead)
-    rows = _run(_on_rank, units, N, tuple(stages), own, twin, one_unit, repeats, ranks=ranks, fabric=fabric,
-                timeout_s=timeout_s)
-    sent, worst, seconds, _ = rows[0]
-    return {name: Zeroed(name, tuple(seconds[name]), Timeline.merge(row[3][name] for row in rows), sent[name],
-                         worst[name]) for name in seconds}
+    rows = _run(_on_rank, (ScatterBuckets, run_pass, ahead), N, count, mb, forward, repeats, ranks=ranks,
+                fabric=fabric, timeout_s=timeout_s)
+    costs, sent, worst, seconds, _ = rows[0]
+    fed, starved = (costs.units(count, mb, each) for each in forward)
+    return ZeroRuns(costs, fed, starved, {
+        name: Zeroed(name, tuple(seconds[name]), Timeline.merge(row[4][name] for row in rows), sent[name], worst[name])
+        for name in seconds})
 
 
 def label(stage: int, ahead: int) -> str:
@@ -96,7 +79,7 @@ def label(stage: int, ahead: int) -> str:
     return f"stage {stage}" + (f", {ahead} ahead" if stage == 3 else "")
 
 
-def _on_rank(units, N, stages, own, twin, one_unit, repeats):
+def _on_rank(own, N, count, mb, forward, repeats):
     """The rank's side: everything takes as many updates, and is compared with DDP at the end."""
     import torch
     import torch.distributed as dist
@@ -109,19 +92,20 @@ def _on_rank(units, N, stages, own, twin, one_unit, repeats):
     from course_lib.tune.alternate import Step, alternate
 
     torch.set_num_threads(1)
+    costs = _fitted()
 
-    def model():
-        return emulated.equal(units.count, units.bytes / MB, units.Tf * 1e3, units.Tb * 1e3)
+    def model(of=forward[0]):
+        units = costs.units(count, mb, of)
+        return emulated.equal(count, mb, units.Tf * 1e3, units.Tb * 1e3)
 
     ways: dict[str, Any] = {"DDP": Plain(model(), N)}
-    for stage, ahead in stages:
+    for stage, ahead in STAGES:
         ways[label(stage, ahead)] = Library(Sharded(model(), stage=stage, prefetch=ahead), N, every=stage > 1)
-    if own is not None:
-        ways["yours"] = Yours(model(), *own, N)
-    if one_unit:
-        ways["one unit"] = Library(Sharded(model(), stage=3, units=()), N, every=True)
-    if twin:
-        ways["FSDP2"] = Stock(fsdp2(model()), N)
+    ways["yours"] = Yours(model(), *own, N)
+    ways["one unit"] = Library(Sharded(model(), stage=3, units=()), N, every=True)
+    ways["FSDP2"] = Stock(fsdp2(model()), N)
+    for ahead in (0, 1, 2):
+        ways[f"starved, {ahead} ahead"] = Library(Sharded(model(forward[1]), stage=3, prefetch=ahead), N, every=True)
     steps = {name: Step(way.update) for name, way in ways.items()}
     provenance = f"{emulated.PROVENANCE}, real AdamW, {context().spec.provenance}"
     measured = alternate(steps, repeats, 1, provenance)
@@ -131,11 +115,32 @@ def _on_rank(units, N, stages, own, twin, one_unit, repeats):
         dist.all_reduce(far, op=dist.ReduceOp.MAX)
         worst[name] = float(far)
     for name, way in ways.items():
-        way.prepare_untimed()
+        way.need_no_time()
         traffic.reset()
         way.update()
         sent[name] = traffic.total_bytes
-    return sent, worst, *measured
+    return costs, sent, worst, *measured
+
+
+def _fitted(repeats: int = 5) -> Costs:
+    """From the fastest of some short trains of each size, in alternation. Collective call."""
+    import torch
+    import torch.distributed as dist
+
+    from course_lib.collectives import all_gather_ring, reduce_scatter_ring
+    from course_lib.launch.measure import fit, train_time_s
+
+    found = []
+    for ring in (all_gather_ring, reduce_scatter_ring):
+        times = {size: [] for size in SIZES}
+        for _ in range(repeats + 1):
+            for size in SIZES:
+                buffer = torch.zeros(size // 4)
+                times[size].append(train_time_s(lambda ring=ring, buffer=buffer: ring(buffer, async_op=True), 2))
+        fitted = torch.tensor(fit(SIZES, [min(times[size][1:]) for size in SIZES]), dtype=torch.float64)
+        dist.broadcast(fitted, 0)
+        found.append(LinkCost(*fitted.tolist()))
+    return Costs(*found)
 
 
 class _Way:
@@ -160,7 +165,7 @@ class _Way:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def prepare_untimed(self) -> None:
+    def need_no_time(self) -> None:
         """Bytes need no device time."""
         for module in self.model.modules():
             if hasattr(module, "forward_ns"):

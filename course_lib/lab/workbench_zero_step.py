@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from course_lib.launch import Fabric
 
@@ -24,8 +26,15 @@ class Stepped:
         return f"{self.name:>34}: state for {self.state} of {self.parameters} parameters, differs from DDP by {apart}"
 
 
+class StepRuns(NamedTuple):
+    """`ways` of the same updates, and what the library says of three mistakes, by the mistake."""
+
+    ways: list[Stepped]
+    refused: dict[str, str]
+
+
 def step_runs(ShardedOptimizer: type, *, ranks: int = 2, fabric: str | Fabric = "loopback",
-              timeout_s: float = 60.0) -> list[Stepped]:
+              timeout_s: float = 60.0) -> StepRuns:
     """Eight updates of a small network with clipping and AdamW, on the same ranks with the same data: yours, the
     library's stage 1, `ZeroRedundancyOptimizer`, and stage 1 clipped by each rank's own norm. Raises `OwnRunFailed`
     with one sentence for what the class does wrong on a rank."""
@@ -46,7 +55,7 @@ def _on_rank(ShardedOptimizer):
         far = (values - right).abs().max() / right.abs().max()
         dist.all_reduce(far, op=dist.ReduceOp.MAX)
         found.append(Stepped(name, float(far), state, right.numel()))
-    return found
+    return StepRuns(found, {what: _said(mistake) for what, mistake in MISTAKES.items()})
 
 
 def _network():
@@ -143,6 +152,47 @@ def _yours(ShardedOptimizer):
         reduce_scatter_ring(gradient, op="mean")
         told(mine.step, gradient, MAX_NORM, shown="step(gradient, max_norm)")
     return flat.clone(), sum(_held(optimizer) for optimizer in made)
+
+
+def _said(mistake: Callable[[], None]) -> str:
+    try:
+        mistake()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def _steps_the_module() -> None:
+    from course_lib.train import Sharded
+
+    model = Sharded(_network(), stage=3)
+    _adamw(model.module.parameters()).step()
+
+
+def _saves_the_module() -> None:
+    from course_lib.train import Sharded
+
+    Sharded(_network(), stage=3).state_dict()
+
+
+def _skips_on_one_rank() -> None:
+    """As whoever looks for an overflow in the shards of one rank alone."""
+    import torch.distributed as dist
+
+    from course_lib.train import Sharded, accumulate
+    from course_lib.train.gpt import squared_loss
+
+    model = Sharded(_network(), stage=2)
+    optimizer = _adamw(model.shards())
+    for batch in _batches():
+        accumulate(model, [batch], squared_loss, "micro", every=True)
+        if dist.get_rank() == 0:
+            optimizer.step()
+
+
+MISTAKES = {"an optimizer made of model.parameters()": _steps_the_module,
+            "rank 0 saves model.state_dict()": _saves_the_module,
+            "one rank leaves a step out": _skips_on_one_rank}
 
 
 class StepWire:

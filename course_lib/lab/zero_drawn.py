@@ -30,7 +30,7 @@ def held_bytes(units: Units, ranks: int, stage: int, ahead: int) -> dict[str, fl
 def zero_drawn(units: Units, N: int, gather: LinkCost, reduce: LinkCost, *, ranks: int, stage: int, ahead: int,
                note: str = "", dark: bool = False) -> Picture:
     """Memory of this stage under that of plain data parallelism, and the predicted window of N micro-steps."""
-    from course_lib.lab.side_by_side import BELOW, GAP, LANE, WIDTH, draw_lanes, numbers
+    from course_lib.lab.side_by_side import BELOW, WIDTH, draw_lanes, height_px, numbers
     from course_lib.show.memory import said
     from course_lib.show.picture import Picture
     from course_lib.show.scene import scene
@@ -43,7 +43,7 @@ def zero_drawn(units: Units, N: int, gather: LinkCost, reduce: LinkCost, *, rank
     one = scene(predict_zero(units, N, gather, reduce, stage, ahead).timeline)
     top = HEAD + ROW * len(rows)
     words = "; ".join(f"{row} holds {said(sum(parts.values()))}" for row, parts in rows.items())
-    picture = Picture(WIDTH, top + GAP + 2 * LANE + 3 + BELOW, look, f"{words}; {name}: {numbers(one)}")
+    picture = Picture(WIDTH, top + height_px(1) + BELOW, look, f"{words}; {name}: {numbers(one)}")
     picture.text_px(14, 12, f"What one of {ranks} ranks holds, and the step with N = {N}", 13, weight="bold")
     _bars(picture, rows, look)
     draw_lanes(picture, {name: one}, top, look)
