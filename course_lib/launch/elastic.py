@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 
 def run_here(fn: Callable, args: tuple, ranks: int) -> list:
@@ -29,6 +30,7 @@ def join(timeout_s: float = 600.0) -> None:
     through our Wire on whatever network there is."""
     from course_lib.launch import rank as here
     from course_lib.launch.fabric import Fabric
+    from course_lib.launch.meeting import meet
     from course_lib.launch.wire import register
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -40,4 +42,9 @@ def join(timeout_s: float = 600.0) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         register(spec)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "wire", timeout=timedelta(seconds=timeout_s))
+    limit = timedelta(seconds=timeout_s)
+    store, _, _ = next(rendezvous("env://", timeout=limit))
+    while isinstance(store, dist.PrefixStore):  # torch's own parts are told apart by numbers that nodes disagree about
+        store = store.underlying_store
+    dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "wire", store=meet(store, rank, world, timeout_s),
+                            rank=rank, world_size=world, timeout=limit)
