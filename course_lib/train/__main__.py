@@ -10,10 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_lib.launch import PRESETS, Fabric, RankFailed, run
 from course_lib.launch.elastic import join
+from course_lib.launch.wire import Wire
 from course_lib.train.job.loop import train
 from course_lib.train.job.options import Options, Refusal, flag
 from course_lib.train.job.together import JobError
@@ -72,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if started:
             join()
             train(options)
+            if not isinstance(dist.group.WORLD, Wire):  # a Wire takes itself down; NCCL wants to be asked to
+                dist.destroy_process_group()
         else:
             _run(options, ranks, asked)
     except (ValueError, JobError) as error:

@@ -20,6 +20,7 @@ from course_lib.train.ddp import wrap
 from course_lib.train.delayed import Delayed
 from course_lib.train.gpt import GPT, GPTConfig, next_byte_loss
 from course_lib.train.local_sgd import LocalSGD
+from course_lib.train.sharded import Sharded
 from course_lib.train.window import accumulate
 
 SMALL = GPTConfig(length=64, layers=2, heads=2, width=64)
@@ -62,7 +63,8 @@ def train_text(strategy: str, options: dict[str, Any] | None = None, *, updates:
                          f"{measure_every}: give one limit above 0, and at least 1 of the others")
     torch.manual_seed(seed)
     model = wrap(strategy, GPT(config), **(options or {}))
-    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
+    sharded = isinstance(model, Sharded)
+    optimizer = make_optimizer(model.shards() if sharded else [p for p in model.parameters() if p.requires_grad])
     if hasattr(model, "take_optimizer"):
         model.take_optimizer(optimizer)
     text = data.text(max_mb)
@@ -78,9 +80,10 @@ def train_text(strategy: str, options: dict[str, Any] | None = None, *, updates:
     points.append(measure(0))
     for update in count(1):
         begin = time.perf_counter()
-        accumulate(model, [next(train) for _ in range(micro_steps)], next_byte_loss, normalise="micro")
+        accumulate(model, [next(train) for _ in range(micro_steps)], next_byte_loss, normalise="micro",
+                   every=sharded and not model.whole_gradients)
         if max_norm is not None:
-            clip_grad_norm(model.parameters(), max_norm)
+            model.clip_grad_norm(max_norm) if sharded else clip_grad_norm(model.parameters(), max_norm)
         if not getattr(model, "steps_itself", False):
             optimizer.step()
         optimizer.zero_grad()

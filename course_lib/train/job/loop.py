@@ -55,7 +55,7 @@ def train(options: Options) -> dict[str, Any] | None:
     model = build(options, grid, device)
     trainee = Piped(options, grid, model) if options.pp > 1 else Replicas(options, grid, model,
                                                                          saved_layout(options, saved.cell))
-    saved.load(trainee)
+    together(control, "taking the checkpoint over", lambda: saved.load(trainee))
     if rank == 0:
         print(f"{dist.get_world_size()} ranks = {options.dp} replicas × {options.pp} stages × {options.tp} shards, "
               f"B = b·D·N = {options.batch}·{options.dp}·{options.micro_steps} = {options.global_batch} rows" +
@@ -140,7 +140,7 @@ def _measured(trainee: Trainee, step: int) -> Iterator[_Seen]:
         begin = time.perf_counter()
         with recorder.measure_step(step) if records else nullcontext():
             yield seen
-        if torch.cuda.is_available():
+        if not isinstance(dist.group.WORLD, Wire):  # NCCL: the host has run ahead of the device
             torch.cuda.synchronize()
         seen.seconds = time.perf_counter() - begin
     if records:

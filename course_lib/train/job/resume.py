@@ -85,7 +85,7 @@ class Keeper:
         if self._mesh.speaks:
             states[f"{self._mesh.cell}.pt"] = cell
         what = f"the checkpoint of update {step}"
-        together(control, what, lambda: checkpoint.begin(out, step) and None if rank == 0 else None)
+        together(control, what, lambda: str(checkpoint.begin(out, step)) if rank == 0 else None)
         written = together(control, what, lambda: {name: checkpoint.write(out, step, name, state)
                                                    for name, state in states.items()})
         files = {name: entry for one in written for name, entry in one.items()}
