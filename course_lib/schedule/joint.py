@@ -12,7 +12,8 @@ collectives of TP are inside F, I and W, those of ZeRO are `reduce` (reduce-scat
     from course_lib.simulate.search import search
 
     bare = zero_bubble(2, 4, 3)                 # compute only: 2 ranks, 4 micro-batches, 3 stages a rank
-    given = naive(bare, buckets=2)              # reduce, step and gather when the rank has computed everything
+    given = naive(bare, buckets=2)              # reduce, step and gather when the rank has computed everything;
+                                                # naive(add_gathers(bare, 1), 2): gathered for every use (ZeRO-3)
     dp = reductions_at_last_use(given)          # what data parallelism alone overlaps
     costs = Costs(F=0.04, I=0.04, W=0.04, reduce=0.05, gather=0.1, step=0.001)  # a bucket, a stage, a stage
     ours = joint(bare, costs, buckets=2)        # the passes below, placed by cost
@@ -35,6 +36,7 @@ Passes, each `Schedule` to `Schedule`; `check` proves what they return:
     steps_by_bucket          the optimizer steps, and parameters are gathered, one bucket after the other
     under_the_next_pass      stages that the next pass needs later are stepped and gathered under its first forwards
     just_in_time             (simulate.place) steps and gathers where their reduction is predicted to have arrived
+    move_earlier             (passes) with Op.GATHER, by=1: gathers between the uses of a stage, one computation ahead
 """
 
 from __future__ import annotations
@@ -44,17 +46,14 @@ from collections.abc import Sequence
 from course_lib.schedule.action import COMPUTE, LAST_USE, Action, Op, Schedule, ScheduleError
 from course_lib.schedule.cycle import uses
 
-TURN = frozenset({Op.REDUCE, Op.STEP, Op.GATHER, Op.FREE})
-"""What happens between the last use of a stage and the next pass."""
-
 
 def naive(compute: Schedule, buckets: int | Sequence[int] = 1) -> Schedule:
     """Nothing overlaps: when a rank has computed everything it reduces all gradients, steps, and gathers all
     parameters. The stage that the next pass needs first is gathered last, so that, as in an optimizer that gathers in
-    its own step(), nothing computes before everything is there. Raises `ScheduleError` for a schedule that has
-    reductions, steps or gathers already."""
-    if any(a.op in TURN for actions in compute.ranks for a in actions):
-        raise ScheduleError("the schedule has reductions, steps or gathers already; start from one that only computes")
+    its own step(), nothing computes before everything is there. What a schedule gathers and frees between the uses of a
+    stage (ZeRO-3, `add_gathers`) stays. Raises `ScheduleError` for one that has reductions or steps already."""
+    if any(a.op in (Op.REDUCE, Op.STEP) for actions in compute.ranks for a in actions):
+        raise ScheduleError("the schedule has reductions or steps already; start from one without")
     each = [buckets] * compute.stages if isinstance(buckets, int) else list(buckets)
     numbered = compute.with_ranks(compute.ranks, each)
 
@@ -65,7 +64,11 @@ def naive(compute: Schedule, buckets: int | Sequence[int] = 1) -> Schedule:
                 *(Action(Op.STEP, s) for s in stages),
                 *(Action(Op.GATHER, s) for s in reversed(by_first_use(compute, rank)))]
 
-    return numbered.with_ranks((*actions, *tail(rank)) for rank, actions in enumerate(compute.ranks))
+    def inside(actions: Sequence[Action]) -> list[Action]:
+        use = _uses(actions)
+        return [a for k, a in enumerate(actions) if a.op in COMPUTE or use[a.stage][0] < k < use[a.stage][1]]
+
+    return numbered.with_ranks((*inside(actions), *tail(rank)) for rank, actions in enumerate(compute.ranks))
 
 
 def reductions_at_last_use(schedule: Schedule) -> Schedule:
@@ -129,13 +132,14 @@ def steps_by_bucket(schedule: Schedule) -> Schedule:
     everything. A step waits for its reduction only, and its parameters travel while the next bucket steps."""
 
     def moved(actions: Sequence[Action]) -> list[Action]:
-        last = {a.stage: k for k, a in enumerate(actions) if a.op in COMPUTE}
+        use = _uses(actions)
         stepped = {a.stage for a in actions if a.op is Op.STEP}
-        held = {a.stage for k, a in enumerate(actions) if a.op is Op.GATHER and k > last[a.stage]}
-        kept = [a for k, a in enumerate(actions) if not (a.op in (Op.STEP, Op.GATHER) and k > last[a.stage])]
+        ours = {k: a for k, a in enumerate(actions) if a.op in (Op.STEP, Op.GATHER) and a.stage in stepped
+                and not use[a.stage][0] < k < use[a.stage][1]}
+        gathered = {a.stage for a in ours.values() if a.op is Op.GATHER}
         tail = [Action(op, a.stage, a.index) for a in actions if a.op is Op.REDUCE and a.stage in stepped
-                for op in ((Op.STEP, Op.GATHER) if a.stage in held else (Op.STEP,))]
-        return [*kept, *tail]
+                for op in ((Op.STEP, Op.GATHER) if a.stage in gathered else (Op.STEP,))]
+        return [*(a for k, a in enumerate(actions) if k not in ours), *tail]
 
     return schedule.with_ranks(moved(actions) for actions in schedule.ranks)
 
@@ -162,6 +166,15 @@ def under_the_next_pass(schedule: Schedule, ahead: int = 1) -> Schedule:
         return out
 
     return schedule.with_ranks(moved(rank, actions) for rank, actions in enumerate(schedule.ranks))
+
+
+def _uses(actions: Sequence[Action]) -> dict[int, tuple[int, int]]:
+    """Where in a list each stage computes first and last."""
+    places: dict[int, list[int]] = {}
+    for k, a in enumerate(actions):
+        if a.op in COMPUTE:
+            places.setdefault(a.stage, []).append(k)
+    return {stage: (at[0], at[-1]) for stage, at in places.items()}
 
 
 def by_first_use(schedule: Schedule, rank: int) -> list[int]:

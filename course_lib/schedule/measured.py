@@ -30,7 +30,8 @@ from course_lib.train.emulated import PROVENANCE
 @dataclass(frozen=True)
 class Work:
     """What a stage is on one rank: ms of the emulated device for F, I and W of a micro-batch, float32 elements of its
-    parameters, and of what it passes on. Tensor-parallel ranks add an all-reduce of the latter to F and I."""
+    parameters, in a layer for each bucket, and of what it passes on. Tensor-parallel ranks add an all-reduce of the
+    latter to F and I."""
 
     F_ms: float = 40.0
     I_ms: float = 40.0
@@ -69,11 +70,14 @@ def measure_joint(schedules: Mapping[str, Schedule], degrees: Degrees = CUBE, wo
 
 
 class JointStage(nn.Module):
-    """An emulated stage whose forward and input gradient end in an all-reduce over its tensor-parallel ranks."""
+    """An emulated stage of `layers` layers whose forward and input gradient end in an all-reduce over its
+    tensor-parallel ranks."""
 
-    def __init__(self, work: Work, group: dist.ProcessGroup) -> None:
+    def __init__(self, work: Work, layers: int, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.stage, self.group = EmulatedStage(work.F_ms, work.I_ms, work.W_ms, work.parameters), group
+        self.stage = nn.Sequential(*(EmulatedStage(work.F_ms / layers, work.I_ms / layers, work.W_ms / layers,
+                                                   work.parameters // layers) for _ in range(layers)))
+        self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shards = dist.get_world_size(self.group)
@@ -104,7 +108,7 @@ def _on_a_rank(schedules: dict[str, Schedule], degrees: Degrees, work: Work, upd
 
 
 def _pipeline(schedule: Schedule, place: Grid, work: Work) -> Pipeline:
-    stages = {s: JointStage(work, place.tensor) for s in schedule.stages_of(place.stage)}
+    stages = {s: JointStage(work, schedule.buckets[s], place.tensor) for s in schedule.stages_of(place.stage)}
     optimizers: dict[tuple[int, int], torch.optim.SGD] = {}
 
     def step(stage: int, bucket: int = WHOLE) -> None:
@@ -123,7 +127,7 @@ def _pipeline(schedule: Schedule, place: Grid, work: Work) -> Pipeline:
 def _costs(place: Grid, work: Work, schedule: Schedule) -> list[float]:
     """Seconds of F, I, W, a message's latency and its bytes' share, a gather of a stage, a reduction of a bucket, and
     a step of a stage. All ranks do each at the same time; every rank gets the mean over all."""
-    found = _actions(JointStage(work, place.tensor), work)
+    found = _actions(JointStage(work, max(schedule.buckets), place.tensor), work)
     size = 4 * work.parameters
     link = LinkCost(0.0, 0.0)
     if dist.get_world_size(place.pipeline) > 1:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import record
+from course_lib.launch.renamed import all_gather_single, reduce_scatter_single
 from course_lib.schedule.action import WHOLE, ScheduleError
 from course_lib.schedule.replicas import one_dtype, parts_of
 
@@ -34,7 +35,7 @@ class _Part:
         self.whole = True
         for p, view, shape in zip(self.params, self._full.split([*self._sizes, self._padding]), self._shapes):
             p.data = view.view(shape)
-        return dist.all_gather_into_tensor(self._full, self.shard.detach(), group=self._group, async_op=True)
+        return all_gather_single(self._full, self.shard.detach(), group=self._group, async_op=True)
 
     def free(self) -> None:
         self.whole = False
@@ -50,7 +51,7 @@ class _Part:
         for p in self.params:
             p.grad = None
         mine = torch.empty_like(self.shard)
-        return mine, dist.reduce_scatter_tensor(mine, whole, group=self._group, async_op=True)
+        return mine, reduce_scatter_single(mine, whole, group=self._group, async_op=True)
 
 
 class Sharded:

@@ -36,7 +36,7 @@ def just_in_time(schedule: Schedule, costs: Costs, rounds: int = 3) -> Schedule:
     next pass, at which its reduction is predicted to have arrived: earlier the rank would wait, later the gather would
     come late. Placing one moves the others, so it is done `rounds` times, beginning with the latest places; the best is
     returned."""
-    best, now = schedule, under_the_next_pass(schedule, ahead=0)
+    best, now = schedule, under_the_next_pass(steps_by_bucket(schedule), ahead=0)
     for _ in range(rounds):
         now = _placed(now, costs)
         best = min((best, now), key=lambda s: period(s, costs))
@@ -52,7 +52,7 @@ def _placed(schedule: Schedule, costs: Costs) -> Schedule:
         begins = {(s.name, s.step - passes + 2): s.start for s in spans if s.kind == "compute"}
         arrives = {s.name: s.stop for s in spans if s.step == passes - 2 and s.bucket >= 0}
         moving = [a for s in schedule.stages_of(rank) for a in turn(schedule, s) if a.op in (Op.STEP, Op.GATHER)]
-        rest = [a for a in actions if a not in moving]
+        rest = [a for a in actions if a not in moving]  # whole gathers between uses are no buckets' and stay
         ahead: dict[int, list[Action]] = {}
         for reduce in (a for a in rest if a.op is Op.REDUCE):
             bundle = [a for a in moving if (a.stage, a.index) == (reduce.stage, reduce.index)]

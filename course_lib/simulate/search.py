@@ -40,8 +40,8 @@ class Found:
 def search(schedule: Schedule, costs: Costs, *, moves: int = 600, seed: int = 0, memory: int | None = None) -> Found:
     """Begin with `schedule`, or with what `greedy` builds for its stages where that is better, try `moves` random
     moves, and keep each that is not worse. No rank keeps more than `memory` activations (micro-batches times stages; by
-    default as many as the most that a rank keeps now). The same seed finds the same. Raises `ScheduleError` for a
-    schedule that cannot run or keeps too much to begin with."""
+    default as many as the most that a rank keeps now), nor more stages gathered than now. The same seed finds the same.
+    Raises `ScheduleError` for a schedule that cannot run or keeps too much to begin with."""
     facts = check(schedule)
     memory = max(facts.peak_activations) if memory is None else memory
     if max(facts.peak_activations) > memory:
@@ -50,14 +50,15 @@ def search(schedule: Schedule, costs: Costs, *, moves: int = 600, seed: int = 0,
     draw, least = random.Random(seed), bound(schedule, costs)
     best, now, steps, valid = schedule, period(schedule, costs), [], 0
     start = now
-    if (built := _built(schedule, costs, memory)) is not None and (took := period(built, costs)) < now:
+    built = _built(schedule, costs, memory, max(facts.peak_gathered))
+    if built is not None and (took := period(built, costs)) < now:
         best, now, steps = built, took, [(0, took)]
     for k in range(moves):
         if now <= least.seconds:
             break
         other = _moved(best, draw)
         try:
-            if other == best or max(check(other).peak_activations) > memory:
+            if other == best or not _fits(other, memory, max(facts.peak_gathered)):
                 continue
             took = period(other, costs)
         except ScheduleError:
@@ -70,15 +71,19 @@ def search(schedule: Schedule, costs: Costs, *, moves: int = 600, seed: int = 0,
     return Found(best, now, start, least, moves, valid, tuple(steps))
 
 
-def _built(schedule: Schedule, costs: Costs, memory: int) -> Schedule | None:
-    """What `greedy` makes of the same stages, if it can run."""
+def _fits(schedule: Schedule, memory: int, gathered: int) -> bool:
+    facts = check(schedule)
+    return max(facts.peak_activations) <= memory and max(facts.peak_gathered) <= gathered
+
+
+def _built(schedule: Schedule, costs: Costs, memory: int, gathered: int) -> Schedule | None:
+    """What `greedy` makes of the same stages, if it can run with as little memory."""
     bare = schedule.with_ranks([[a for a in actions if a.op in COMPUTE] for actions in schedule.ranks], buckets=())
     try:
         built = greedy(bare, costs, schedule.buckets, memory)
-        check(built)
+        return built if _fits(built, memory, gathered) else None
     except ScheduleError:
         return None
-    return built
 
 
 def _moved(schedule: Schedule, draw: random.Random) -> Schedule:

@@ -13,6 +13,7 @@ from tests.benchmarks import (  # noqa: F401  they register themselves
     bench_collectives,
     bench_compress,
     bench_compression_pays,
+    bench_joint,
     bench_launch,
     bench_overlap,
     bench_pipeline,

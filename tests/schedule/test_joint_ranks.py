@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from course_lib import launch
-from course_lib.schedule import Op, add_reductions, add_steps, zero_bubble
+from course_lib.schedule import Op, add_gathers, add_reductions, add_steps, check, zero_bubble
 from course_lib.schedule.action import WHOLE
 from course_lib.schedule.cycle import carried
 from course_lib.schedule.degrees import Degrees
@@ -90,9 +90,12 @@ def schedules(p: int, zero: bool) -> dict:
         return {"replicas": reduced, "replicas, by bucket": under_the_next_pass(steps_by_bucket(reduced))}
     given = naive(bare, 2)
     late = first_needed_first(delay_weights(reductions_at_last_use(given), 2))
+    zero3 = reductions_at_last_use(naive(add_gathers(bare, 1), 2))
     made = {"naive": given, "passes": under_the_next_pass(steps_by_bucket(late)),
+            "ZeRO-3": under_the_next_pass(steps_by_bucket(zero3), ahead=0),
             "greedy": greedy(bare, Costs(F=1.0, I=1.0, W=1.0, reduce=0.9, gather=1.0, step=0.1), 2)}
     assert any(carried(made["greedy"], rank) for rank in range(p)) and carried(made["passes"], 0)
+    assert max(check(made["ZeRO-3"]).peak_gathered) == 1 < max(check(given).peak_gathered)
     return made
 
 
