@@ -32,8 +32,8 @@ def papermill(source: Path, folder: Path, **parameters) -> tuple[subprocess.Comp
     return done, nbformat.read(out, as_version=4)
 
 
-def only_shown(paths: list[Path]):
-    return [pytest.param(p, id=p.stem, marks=() if p.stem in SHOWN else pytest.mark.slow) for p in paths]
+def only_shown(paths: list[Path], shown: set[str] = SHOWN):
+    return [pytest.param(p, id=p.stem, marks=() if p.stem in shown else pytest.mark.slow) for p in paths]
 
 
 @pytest.mark.parametrize("lab", only_shown(LABS))

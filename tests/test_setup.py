@@ -71,15 +71,26 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-TEST = "-m pytest -m not slow and not gpu"
+TESTS = ["-m pytest -m not slow and not gpu and (timing or browser)",
+         "-m pytest -n 2 --dist loadfile -m not slow and not gpu and not timing and not browser"]
+
+
+@pytest.mark.parametrize(("alone", "rest", "passes"), [(0, 0, True), (0, 5, True), (5, 0, True), (5, 5, False),
+                                                       (1, 0, False), (0, 1, False), (0, 2, False)])
+def test_both_runs_of_the_tests_count(checkout: Checkout, alone: int, rest: int, passes: bool) -> None:
+    checkout.python("python3")
+    assert checkout.run("make", "test").returncode == 0
+    (checkout.folder / ".venv/bin/python").write_text(
+        f'#!/bin/sh\ncase "$*" in *"-n 2"*) exit {rest};; "-m pytest"*) exit {alone};; esac\n')
+    assert (checkout.run("make", "test").returncode == 0) == passes
 
 
 def test_first_use_installs_and_the_second_does_not(checkout: Checkout) -> None:
     checkout.python("python3")
     assert checkout.run("make", "test").returncode == 0
-    assert checkout.calls() == ["-m pip install -e .[test]", TEST]
+    assert checkout.calls() == ["-m pip install -e .[test]", *TESTS]
     checkout.run("make", "test")
-    assert checkout.calls() == [TEST]
+    assert checkout.calls() == TESTS
 
 
 def test_a_changed_pyproject_installs_again_into_the_same_environment(checkout: Checkout) -> None:
@@ -150,7 +161,7 @@ def test_ci_goes_on_where_chromium_cannot_be_installed(checkout: Checkout, uid: 
     done = checkout.run("bash", ".ci/run")
     assert done.returncode == 0, done.stderr
     assert "chromium" in done.stdout and "skip" in done.stdout
-    assert checkout.calls()[-1] == TEST
+    assert checkout.calls()[-2:] == TESTS
 
 
 def test_ci_fails_when_the_tests_fail(checkout: Checkout) -> None:
