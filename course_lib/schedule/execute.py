@@ -32,6 +32,7 @@ from course_lib.schedule.action import (
 from course_lib.schedule.check import check
 from course_lib.schedule.clock import Clock
 from course_lib.schedule.cycle import carried, covers, held_over
+from course_lib.schedule.experts import Exchange
 from course_lib.schedule.mail import Mail, Shapes
 from course_lib.schedule.messages import with_messages
 from course_lib.schedule.one_pass import LossOf, Pass
@@ -55,6 +56,8 @@ class Pipeline:
     one bucket; an optimizer holds `parameters(stage)` or `parameters(stage, bucket)`. Steps that a schedule carries
     into the next pass (`cycle`) are done there, or by `flush()` after the last. `ties` lists weights that stages on
     different ranks share, each as the (stage, name) of its uses: their gradients are summed at the end of a window.
+    `exchange[s]` sends what stage s gives to other ranks on its way to stage s + 1 of this rank, and gradients back
+    (`experts`).
 
     Every rank of the pipeline makes one at the same point. The schedule is checked, and messages are added where it
     has none, before anything runs. Raises `ScheduleError` for a schedule that cannot run or stages that do not fit.
@@ -62,12 +65,14 @@ class Pipeline:
 
     def __init__(self, schedule: Schedule, stages: Mapping[int, nn.Module], loss_of: LossOf, *,
                  group: dist.ProcessGroup | None = None, replicas: dist.ProcessGroup | None = None,
-                 step: Callable[..., None] | None = None, ties: Ties = ()) -> None:
+                 step: Callable[..., None] | None = None, ties: Ties = (),
+                 exchange: Mapping[int, Exchange] | None = None) -> None:
         group = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(group)
         schedule = with_messages(schedule)
         check(schedule)
         self.schedule, self.stages, self.loss_of, self._step = schedule, dict(stages), loss_of, step
+        self.exchange = dict(exchange or {})
         self._refuse(group, replicas, ties)
         name = self._agree(group)
         if replicas is not None:
@@ -166,6 +171,9 @@ class Pipeline:
         if Op.GATHER in ops and not spread:
             raise ScheduleError("the schedule gathers parameters, but without replicas they are whole; leave "
                                 "add_gathers out, or give replicas=…")
+        if far := [s for s in self.exchange if not {s, s + 1} <= set(self.stages)]:
+            raise ScheduleError(f"exchange[{far[0]}] is between stages {far[0]} and {far[0] + 1}, which are not both "
+                                f"on rank {self.rank}; between ranks they send messages already")
         if ties and ops & {Op.GATHER, Op.STEP}:
             raise ScheduleError("tied weights are summed when the schedule has run and whole; leave add_gathers and "
                                 "add_steps out, and step after run()")

@@ -37,6 +37,16 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
                        [s % p for s in range(p * v)], m)
 
 
+def breadth_first(p: int, m: int, v: int = 1) -> Schedule:
+    """Every rank takes all micro-batches through its first stage, then all through its second, and so on, and back in
+    the same way (Lamy-Poirier, arXiv 2211.05953). A stage is in use once in each direction, which leaves what it sends
+    the most to travel under; activations of v·m are kept. With v = 1 it is GPipe."""
+    _refuse(p, m, v)
+    return Schedule.of(([*(Action(Op.F, r + p * chunk, i) for chunk in range(v) for i in range(m)),
+                         *(Action(Op.B, r + p * chunk, i) for chunk in reversed(range(v)) for i in range(m))]
+                        for r in range(p)), [s % p for s in range(p * v)], m)
+
+
 def zero_bubble(p: int, m: int, v: int = 1) -> Schedule:
     """ZB-H1 (Qi et al., arXiv 2401.10241): as interleaved 1F1B, but the backward is split, the stage before waits for
     I only, and W is done r backwards later, where the cool-down has room. Keeps no more activations than 1F1B."""

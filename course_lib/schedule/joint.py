@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from course_lib.schedule.action import COMPUTE, LAST_USE, Action, Op, Schedule, ScheduleError
+from course_lib.schedule.action import COMPUTE, LAST_USE, SENDS, Action, Op, Schedule, ScheduleError
 from course_lib.schedule.cycle import uses
 
 
@@ -66,7 +66,8 @@ def naive(compute: Schedule, buckets: int | Sequence[int] = 1) -> Schedule:
 
     def inside(actions: Sequence[Action]) -> list[Action]:
         use = _uses(actions)
-        return [a for k, a in enumerate(actions) if a.op in COMPUTE or use[a.stage][0] < k < use[a.stage][1]]
+        return [a for k, a in enumerate(actions)
+                if a.op not in (Op.GATHER, Op.FREE) or use[a.stage][0] < k < use[a.stage][1]]
 
     return numbered.with_ranks((*inside(actions), *tail(rank)) for rank, actions in enumerate(compute.ranks))
 
@@ -79,14 +80,17 @@ def reductions_at_last_use(schedule: Schedule) -> Schedule:
         moving = [a for a in actions if a.op is Op.REDUCE]
         freed = {a.stage: k for k, a in enumerate(actions) if a.op is Op.FREE}
         out: list[Action] = []
+        due: list[Action] = []
         for k, a in enumerate(actions):
             if a.op is Op.REDUCE or (a.op is Op.FREE and freed[a.stage] == k):
                 continue
+            if a.op not in SENDS:  # another rank waits for those
+                out, due = [*out, *due], []
             out.append(a)
             if last.get(a.stage) == k:
-                out += [Action(Op.FREE, a.stage)] if a.stage in freed else []
-                out += [r for r in moving if r.stage == a.stage]
-        return out
+                due += [Action(Op.FREE, a.stage)] if a.stage in freed else []
+                due += [r for r in moving if r.stage == a.stage]
+        return [*out, *due]
 
     return schedule.with_ranks(moved(actions) for actions in schedule.ranks)
 

@@ -11,6 +11,7 @@ from course_lib.schedule.action import BACKWARD, COMPUTE, RECEIVES, SENDS, Actio
 from course_lib.schedule.mail import describe
 from course_lib.schedule.sharded import Sharded
 from course_lib.schedule.split import backward_input
+from course_lib.tensor.collective import InFlight
 
 if TYPE_CHECKING:
     from course_lib.schedule.execute import Pipeline
@@ -25,7 +26,7 @@ class Pass:
         self.pipeline, self.window, self.denominator = pipeline, window, denominator
         self.graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.halves: dict[tuple[int, int], Any] = {}
-        self.out: dict[Action, torch.Tensor] = {}  # what a neighbour will take, by its receive
+        self.out: dict[Action, torch.Tensor | InFlight] = {}  # what a neighbour will take, by its receive
         self.losses: list[torch.Tensor] = []
 
     def do(self, action: Action) -> None:
@@ -56,7 +57,10 @@ class Pass:
     def _take(self, receive: Action) -> torch.Tensor:
         """What a neighbouring stage gave, from this rank or another."""
         if receive in self.out:
-            return self.out.pop(receive)
+            if isinstance(given := self.out.pop(receive), torch.Tensor):
+                return given
+            self.pipeline._clock.wait(given[2])
+            return given[0]
         buffer, work = self.pipeline._mail.take(receive)
         self.pipeline._clock.wait(work)
         return buffer.to(self.pipeline._device)
@@ -69,7 +73,7 @@ class Pass:
         output = self._through(stage, i, x)
         if stage + 1 < pipeline.schedule.stages:
             pipeline._shapes.tell(stage, i, output)
-            self.out[Action(Op.RECV_F, stage + 1, i)] = output.detach()
+            self.out[Action(Op.RECV_F, stage + 1, i)] = self._handed(stage, output.detach())
         else:
             output = pipeline.loss_of(output, self.window[i]) / self.denominator
             self.losses.append(output.detach())
@@ -99,4 +103,10 @@ class Pass:
                 output.backward(grad)
             of_x = x.grad
         if stage > 0:
-            self.out[Action(Op.RECV_B, stage - 1, i)] = torch.zeros_like(x) if of_x is None else of_x
+            of_x = torch.zeros_like(x) if of_x is None else of_x
+            self.out[Action(Op.RECV_B, stage - 1, i)] = self._handed(stage - 1, of_x)
+
+    def _handed(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor | InFlight:
+        """What goes over a boundary, sent off to other ranks where there is an exchange."""
+        exchange = self.pipeline.exchange.get(boundary)
+        return tensor if exchange is None else exchange(tensor)

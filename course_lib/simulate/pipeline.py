@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from course_lib.schedule.action import COMPUTE, RECEIVES, SENDS, WHOLE, Action, Op, Schedule
+from course_lib.schedule.action import BACKWARD, COMPUTE, RECEIVES, SENDS, WHOLE, Action, Op, Schedule
 from course_lib.schedule.check import check
 from course_lib.schedule.cycle import carried, covers
 from course_lib.schedule.messages import with_messages
@@ -30,10 +30,11 @@ class Costs:
     """Seconds of each action of one micro-batch: one number for all stages, or one a stage. B is I + W unless given.
 
     `link` and `message_bytes` are one for all boundaries between stages, or one a boundary (stage s to s + 1): the
-    cost of one message and its bytes, the same in both directions. `gather`, `reduce` and `step` are seconds of one
-    collective and of the optimizer of a stage. Where the schedule names buckets, a reduction is that of one bucket, and
-    a gather or step of a single bucket takes its share (1/buckets) of that of the stage. Raises `ValueError` on a
-    negative cost or on another number of them than the schedule has stages.
+    cost of one message and its bytes, the same in both directions. `exchange` is the all-to-all where a rank hands over
+    to its own next stage (`schedule.experts`), one for all boundaries or one a boundary. `gather`, `reduce` and `step`
+    are seconds of one collective and of the optimizer of a stage. Where the schedule names buckets, a reduction is that
+    of one bucket, and a gather or step of a single bucket takes its share (1/buckets) of that of the stage. Raises
+    `ValueError` on a negative cost or on another number of them than the schedule has stages.
     """
 
     F: Each
@@ -42,6 +43,7 @@ class Costs:
     B: Each | None = None
     link: LinkCost | Sequence[LinkCost] = FREE
     message_bytes: int | Sequence[int] = 0
+    exchange: Each = 0.0
     gather: Each = 0.0
     reduce: Each = 0.0
     step: Each = 0.0
@@ -135,6 +137,7 @@ class _Run:
         self.first_of_all = {a for steps in carries for a in steps}  # steps for which the first pass has no gradient
         self.now = [0] * len(schedule.ranks)  # until when the rank computes
         self.wire = [0] * len(schedule.ranks)  # until when its collectives keep the wire
+        self.exchanging = [0] * len(schedule.ranks)  # until when its all-to-all do
         self.way: dict[tuple[int, int], int] = defaultdict(int)  # until when messages from one rank to another do
         self.ready: dict[Action, int] = {}  # when a message arrived, a receive was posted, a collective ended
         self.gathered: dict[int, int] = {}
@@ -168,6 +171,21 @@ class _Run:
     def _compute(self, rank: int, action: Action, start: int) -> None:
         self.now[rank] = start + self.costs.action_ns(self.schedule, action)
         self._span(rank, "compute", "device", action, start, self.now[rank])
+        if self.costs.exchange and action.op in BACKWARD | {Op.F}:
+            self._exchange(rank, action)
+
+    def _exchange(self, rank: int, action: Action) -> None:
+        """Hand over to the rank's own next stage, or back, by way of other ranks; they have a wire for it."""
+        to = Action(Op.RECV_F, action.stage + 1, action.index) if action.op is Op.F else \
+            Action(Op.RECV_B, action.stage - 1, action.index)
+        if not 0 <= to.stage < self.schedule.stages or self.schedule.rank_of[to.stage] != rank:
+            return
+        boundary = min(action.stage, to.stage)
+        took = round(_entry(self.costs.exchange, "exchange", boundary, self.schedule.stages - 1) * 1e9)
+        start = max(self.now[rank], self.exchanging[rank])
+        self.exchanging[rank] = self.ready[to] = start + took
+        self.spans.append(Span(rank, "comm", "wire", f"exchange {self.schedule.name(action)}", start, start + took,
+                               step=self.step))
 
     def _send(self, rank: int, action: Action) -> None:
         receive = action.partner()
