@@ -99,7 +99,7 @@ def asynchronous(x, multiply, wire):
     return x
 
 
-baseline = layer_runs({"waiting": waiting, "asynchronous": asynchronous}, mb=4, ranks=ranks, fabric=wire,
+baseline = layer_runs({"waiting": waiting, "asynchronous": asynchronous}, mb=2, ranks=ranks, fabric=wire,
                       repeats=repeats)
 for name, way in baseline.measured.items():
     print(f"{name:>13}: {way.median_s * 1e3:6.1f} ± {way.spread_s * 1e3:.1f} ms, exposed {way.exposed_s * 1e3:6.1f} ms")
@@ -340,7 +340,7 @@ side_by_side({"4, measured": found["4"].timeline, "4, predicted": predict_chunke
 # can be computed while the gradient of the input travels. "1 chunk" hides under that, and under nothing else.
 
 # %% id="pair-chunks"
-whole = pair_runs((1, 4, 8), r=0.6, mb=4, ranks=ranks, fabric=wire, repeats=repeats)
+whole = pair_runs((1, 4, 8), r=0.6, mb=3, ranks=ranks, fabric=wire, repeats=repeats)
 limits = [sum(span.stop - span.start for span in predict_chunked(whole.pair(), None).select(kind=kind)) / 1e9
           for kind in ("compute", "comm")]
 print(f"Tc = {limits[0] * 1e3:.0f} ms, Tm = {limits[1] * 1e3:.0f} ms")

@@ -30,8 +30,8 @@ class Way(Measured):
 
 @dataclass(frozen=True)
 class Ways:
-    """What one run measured: the costs of the collectives by name, the seconds of one matmul of all rows, the bytes of
-    all rows, and every way by name."""
+    """What one run measured: the costs of the collectives that it fitted by name, the seconds of one matmul of all
+    rows, the bytes of all rows, and every way by name."""
 
     links: dict[str, LinkCost]
     matmul_s: float
@@ -123,10 +123,10 @@ def _ways(rows: list) -> Ways:
         for name in seconds})  # fmt: skip
 
 
-def _links(nbytes: int) -> dict[str, LinkCost]:
+def _links(nbytes: int, kinds: Sequence[str] = KINDS) -> dict[str, LinkCost]:
     from course_lib.launch.measure import measure
 
-    return {kind: measure(kind, sizes=(nbytes // 8, nbytes // 2)) for kind in KINDS}
+    return {kind: measure(kind, sizes=(nbytes // 8, nbytes // 2)) for kind in kinds}
 
 
 def _layers_on_rank(ways, shards, r, nbytes, repeats):
@@ -144,7 +144,7 @@ def _layers_on_rank(ways, shards, r, nbytes, repeats):
     whole = torch.randn(rows, width, generator=generator)
     weight = torch.randn(width, generator=generator)
     x = whole.chunk(ranks)[wire.rank].clone() if shards else whole
-    links = _links(nbytes)
+    links = _links(nbytes, KINDS if shards else ("all_gather",))
     matmul_s = links["all_gather"].cost(nbytes) / r
 
     def multiply(part):
@@ -207,7 +207,7 @@ def _pair_on_rank(chunks, r, nbytes, repeats):
     for k in chunks:
         steps[f"{k} chunk{'s' * (k > 1)}"] = step(f"{k} chunk{'s' * (k > 1)}", lambda x, up, down, k=k: linear_scatter(
             gather_linear(x, up, None, k), down, None, k))
-    seconds, lines = alternate(steps, repeats, 2, _provenance())
+    seconds, lines = alternate(steps, repeats, 1, _provenance())
     worst = {name: difference(one, found["waiting"]) for name, one in found.items()}
     return links, matmul_s, nbytes, worst, seconds, lines
 
