@@ -111,7 +111,7 @@ memory({"DDP": held["DDP", 1].parts()}, {"DDP": by_formula(0)}, title="What each
 # everybody's segment. Write the end of `__init__`, and `step(gradient, max_norm)`:
 #
 # - `self.flat` holds all parameters, 1-D, whole on every rank. Segment r of `flat.tensor_split(n)` is rank r's;
-#   segments are views, and may be empty. `make_optimizer([tensor])` makes a torch optimizer for it.
+#   segments are views, and may be empty. `make_optimizer([tensor])` makes an optimizer, whose `step()` reads `.grad`.
 # - `gradient` is as long as `flat`. This rank's segment of it holds the mean over ranks, and the rest holds nothing of
 #   use: that is how a reduce-scatter leaves it.
 # - Clip as one process would: if the norm of the *whole* gradient is above `max_norm`, scale it down to `max_norm`.

@@ -20,7 +20,7 @@ POINTS = 10.0
 CELL_SECONDS = 20.0
 CHECK_SECONDS = 60.0
 START_SECONDS = 60.0
-WITH_TENSORS = {"4.3", "11.1", "11.2", "11.3"}
+WITH_TENSORS = {"4.3", "11.1", "11.2", "11.3", "12.1", "12.2"}
 """Exercises whose check sends tensors: their sandbox loads torch before the clock starts."""
 
 _SENTENCES = {

@@ -30,6 +30,8 @@ EXPOSED = {
     "SummingWork": {"wait", "is_completed"},
     "ClockedWire": {"start_gather", "rank", "ranks"},
     "GatherHandle": {"wait"},
+    "PassWire": {"gather", "free"},
+    "PassWork": {"wait", "is_completed"},
 }
 """What a learner's code may ask of the check's own objects. All else is an AttributeError over there."""
 

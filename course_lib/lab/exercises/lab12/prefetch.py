@@ -162,7 +162,11 @@ def _mistake(cases: list[Case], plain: list[Case], tied: list[Case]) -> str:
 
 def _played(answer: Callable, order: list[int], ahead: int) -> Case:
     wire = PassWire(frozenset(order), limit=4 * len(order))
-    call(answer, list(order), wire, wire.compute, ahead, shown=f"run_pass({order}, wire, compute, {ahead})")
+
+    def compute(u: int) -> None:
+        wire.compute(u)
+
+    call(answer, list(order), wire, compute, ahead, shown=f"run_pass({order}, wire, compute, {ahead})")
     return Case(tuple(order), ahead, wire)
 
 

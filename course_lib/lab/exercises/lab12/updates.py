@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from course_lib.lab.exercises.lab09.group_wire import Calls, GroupWire
 from course_lib.lab.exercises.lab09.replay import play
-from course_lib.lab.guard import Broke, call
+from course_lib.lab.guard import Broke, call, on_its_side
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,6 @@ class Case:
     optimizer was given, `waits` what the ranks wait for that came to no end."""
 
     ranks: int
-    optimizer: str
     start: Tensor
     gradients: tuple[Tensor, ...]
     max_norms: tuple[float, ...]
@@ -41,7 +40,7 @@ class Case:
     gathered: bool = False
 
     @classmethod
-    def drawn(cls, draw: random.Random, ranks: int, size: int, optimizer: str, clips: bool) -> Case:
+    def drawn(cls, draw: random.Random, ranks: int, size: int, clips: bool) -> Case:
         """All norms are above 1, that of each full segment too. With `clips` they are above max_norm, without it
         their squares are below it."""
         import torch
@@ -52,7 +51,7 @@ class Case:
         gradients = tuple(numbers(2, 6) for _ in range(UPDATES))
         limits = tuple(draw.uniform(0.2, 0.5) if clips else draw.uniform(3, 5) * float(g.norm()) ** 2
                        for g in gradients)
-        return cls(ranks, optimizer, numbers(0.5, 2), gradients, limits, clips)
+        return cls(ranks, numbers(0.5, 2), gradients, limits, clips)
 
     @property
     def size(self) -> int:
@@ -63,19 +62,12 @@ class Case:
         """Whether every rank has a segment."""
         return self.size >= self.ranks
 
-    def make(self, params: Iterable[Tensor]) -> Any:
-        import torch
-
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
-        return torch.optim.AdamW(params, lr=0.01)
-
     def one_process(self, factors: Factors, add_up: bool = False) -> list[Tensor]:
         """The parameters after each update when each segment of the gradient is scaled by its factor."""
         import torch
 
         whole = self.start.clone()
-        optimizer, out = self.make([whole]), []
+        optimizer, out = Momentum([whole]), []
         for number, (gradient, limit) in enumerate(zip(self.gradients, self.max_norms)):
             parts = gradient.tensor_split(self.ranks)
             scales = factors([float(part.norm()) for part in parts], self.ranks, limit)
@@ -132,7 +124,7 @@ class Case:
         return not self.waits and all(_near(flat, want) for row in self.found for flat, want in zip(row, wanted))
 
     def __str__(self) -> str:
-        said = f"{self.ranks} ranks, {self.size} parameters, {self.optimizer}"
+        said = f"{self.ranks} ranks, {self.size} parameters"
         if self.waits:
             return f"{said}: {self.waits}"
         if not self.sharded():
@@ -151,27 +143,66 @@ def played(answer: type, case: Case) -> Case:
     """The case with what the learner's class made of it."""
     import torch
 
-    calls, n = Calls(), case.ranks
+    found, held, waits, gathered = on_its_side(trained, answer, case.ranks, case.start.tolist(),
+                                               [g.tolist() for g in case.gradients], list(case.max_norms))
+    rows = tuple([torch.tensor(flat) for flat in row] for row in found)
+    return replace(case, found=rows, held=tuple(held), waits=waits, gathered=gathered)
+
+
+class Momentum:
+    """Stochastic gradient descent with momentum, elementwise, with a state as long as its tensors. torch's own takes
+    seconds to import, which a check has not."""
+
+    LR, MOMENTUM = 0.1, 0.9
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        import torch
+
+        self.params = [params] if isinstance(params, torch.Tensor) else list(params)
+        self.velocities = [torch.zeros_like(p) for p in self.params]
+        self.param_groups = [{"params": self.params, "lr": self.LR}]
+
+    def step(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for p, velocity in zip(self.params, self.velocities):
+                if p.grad is not None:
+                    velocity.mul_(self.MOMENTUM).add_(p.grad)
+                    p.sub_(self.LR * velocity)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in self.params:
+            p.grad = None if set_to_none or p.grad is None else p.grad.zero_()
+
+
+def trained(answer: type, n: int, start: list[float], gradients: list[list[float]],
+            max_norms: list[float]) -> tuple[list[list[list[float]]], list[int], str, bool]:
+    """What the learner's class makes of some updates, on the side where it lives: the parameters by rank and update,
+    the elements that each rank's optimizer was given, what ranks wait for, and whether anything was gathered."""
+    import torch
+
+    calls = Calls()
     held, wires = [0] * n, {}
 
-    def one(rank: int) -> list[Tensor]:
+    def one(rank: int) -> list[list[float]]:
         wires[rank] = GroupWire(calls, rank, n)
-        wire, flat, given = wires[rank].group(range(n)), case.start.clone(), []
+        wire, flat, given = wires[rank].group(range(n)), torch.tensor(start), []
 
-        def make_optimizer(params: Iterable[Tensor]) -> Any:
-            listed = [params] if isinstance(params, torch.Tensor) else list(params)
-            given.extend(listed)
+        def make_optimizer(params: Iterable[Tensor]) -> Momentum:
+            optimizer = Momentum(params)
+            given.extend(optimizer.params)
             held[rank] = sum(p.numel() for p in given)
-            return case.make(listed)
+            return optimizer
 
         mine = call(answer, flat, wire, make_optimizer, shown="ShardedOptimizer(flat, wire, make_optimizer)")
         out = []
-        for number, (whole, limit) in enumerate(zip(case.gradients, case.max_norms)):
-            gradient = torch.full_like(whole, float("nan"))
-            gradient.tensor_split(n)[rank].copy_(whole.tensor_split(n)[rank])
+        for number, (values, limit) in enumerate(zip(gradients, max_norms)):
+            gradient = torch.full((len(values),), float("nan"))
+            gradient.tensor_split(n)[rank].copy_(torch.tensor(values).tensor_split(n)[rank])
             call(mine.step, gradient, limit, shown=f"step(gradient, {limit:.3g}) of update {number + 1} on rank {rank} "
                                                    f"of {n}")  # fmt: skip
-            out.append(flat.detach().clone())
+            out.append(flat.detach().tolist())
         return out
 
     try:
@@ -179,11 +210,9 @@ def played(answer: type, case: Case) -> Case:
     except Broke as broke:
         if MISMATCH not in str(broke):
             raise
-        return replace(case, waits=str(broke))
-    waits = "; ".join(list(ended.waits.values())[:2])
-    found = tuple(ended.results.get(rank, []) for rank in range(n))
+        return [[] for _ in range(n)], held, str(broke), False
     gathered = any(c.op == "all_gather" for wire in wires.values() for c in wire.log)
-    return replace(case, found=found, held=tuple(held), waits=waits, gathered=gathered)
+    return [ended.results.get(rank, []) for rank in range(n)], held, "; ".join(list(ended.waits.values())[:2]), gathered
 
 
 def _near(a: Tensor, b: Tensor) -> bool:

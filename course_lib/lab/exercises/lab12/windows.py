@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from course_lib.lab.exercises.lab12.scatter_wire import ScatterWire
-from course_lib.lab.guard import Broke, call
+from course_lib.lab.guard import Broke, call, on_its_side
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,36 +111,54 @@ class Window:
 
 
 def windows(answer: type, ranks: int, N: int, sizes: Sequence[int], draw: random.Random) -> list[Window]:
-    """Two windows, told call by call to all ranks in turn. A misuse of the wire ends them."""
+    """Two windows. A misuse of the wire ends them."""
     import torch
 
-    wires: list[ScatterWire] = []
-    mine = [call(answer, list(sizes), ScatterWire(wires, rank, ranks), shown=f"ScatterBuckets({list(sizes)}, wire)")
-            for rank in range(ranks)]  # fmt: skip
+    numbers = [draw.sample(range(3, 300), sum(sizes)) for _ in range(2)]
+    bases = [[[float(next(values)) for _ in range(size)] for size in sizes] for values in map(iter, numbers)]
+    seen = on_its_side(told, answer, ranks, N, list(sizes), bases)
     out = []
-    for number in range(2):
-        numbers = iter(draw.sample(range(3, 300), sum(sizes)))
-        bases = [torch.tensor([float(next(numbers)) for _ in range(size)]) for size in sizes]
-        for wire in wires:
-            wire.works, wire.call = [], 0
-        try:
-            kept, found = _told(mine, wires, N, bases)
-        except Broke:
-            if misfit := next((wire.misfit for wire in wires if wire.misfit), ""):
-                return [Window(number, ranks, N, tuple(sizes), bases, [], misfit=misfit)]
-            raise
-        works, calls = wires[0].works, [i * (len(sizes) + 1) + b for i in range(N) for b in range(len(sizes))]
-        prompt = [w.launched_in for w in works] == calls
-        out.append(Window(number, ranks, N, tuple(sizes), bases, found,
-                          late=0 if prompt else max(1, sum(w.launched_in not in calls for w in works)),
-                          waited=sum(w.waited_in == w.launched_in and w.launched_in in calls for w in works),
-                          changed=sum(w.changed for w in works),
-                          short=prompt and any(w.elements < size for w, size in zip(works, list(sizes) * N)),
-                          kept=kept))  # fmt: skip
+    for number, (given, (found, kept, works, misfit)) in enumerate(zip(bases, seen)):
+        calls = [i * (len(sizes) + 1) + b for i in range(N) for b in range(len(sizes))]
+        prompt = [launched for launched, *_ in works] == calls
+        out.append(Window(
+            number, ranks, N, tuple(sizes), [torch.tensor(base) for base in given],
+            [[torch.tensor(part) for part in row] for row in found], kept=kept, misfit=misfit,
+            late=0 if prompt else max(1, sum(launched not in calls for launched, *_ in works)),
+            waited=sum(waited == launched and launched in calls for launched, waited, *_ in works),
+            changed=sum(changed for *_, changed, _ in works),
+            short=prompt and any(elements < size for (*_, elements), size in zip(works, list(sizes) * N))))
     return out
 
 
-def _told(mine: list, wires: list[ScatterWire], N: int, bases: list[Tensor]) -> tuple[int, list[list[Tensor]]]:
+Seen = tuple[list[list[list[float]]], int, list[tuple[int, int, bool, int]], str]
+"""Of a window: what finish gave by rank and bucket, whole gradients that outlived their backward, rank 0's
+reduce-scatters (call of the launch, of the wait, changed in flight, elements), and a misuse of the wire."""
+
+
+def told(answer: type, ranks: int, N: int, sizes: list[int], bases: list[list[list[float]]]) -> list[Seen]:
+    """Windows told call by call to all ranks in turn, on the side where the learner's class lives."""
+    import torch
+
+    wires: list[ScatterWire] = []
+    mine = [call(answer, list(sizes), ScatterWire(wires, rank, ranks), shown=f"ScatterBuckets({sizes}, wire)")
+            for rank in range(ranks)]  # fmt: skip
+    out: list[Seen] = []
+    for given in bases:
+        for wire in wires:
+            wire.works, wire.call = [], 0
+        try:
+            kept, found = _window(mine, wires, N, [torch.tensor(base) for base in given])
+        except Broke:
+            if misfit := next((wire.misfit for wire in wires if wire.misfit), ""):
+                return [*out, ([], 0, [], misfit)]
+            raise
+        works = [(w.launched_in, w.waited_in, w.changed, w.elements) for w in wires[0].works]
+        out.append((found, kept, works, ""))
+    return out
+
+
+def _window(mine: list, wires: list[ScatterWire], N: int, bases: list[Tensor]) -> tuple[int, list[list[list[float]]]]:
     """The calls of one window. How many whole gradients outlive their backward, and what finish gave."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -167,7 +185,7 @@ def _told(mine: list, wires: list[ScatterWire], N: int, bases: list[Tensor]) -> 
     return kept, found
 
 
-def _parts(found: object, bases: list[Tensor]) -> list[Tensor]:
+def _parts(found: object, bases: list[Tensor]) -> list[list[float]]:
     import torch
 
     what = "finish() returns a list with a 1-D tensor for each bucket"
@@ -178,7 +196,7 @@ def _parts(found: object, bases: list[Tensor]) -> list[Tensor]:
         if not isinstance(part, torch.Tensor) or part.dim() != 1:
             raise Broke(f"{what}; one of them was a {type(part).__name__}"
                         + (f" of {part.dim()} dimensions" if isinstance(part, torch.Tensor) else ""))
-    return [part.detach().clone() for part in found]
+    return [part.detach().tolist() for part in found]
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
