@@ -24,12 +24,12 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import show
+from course_lib.lab.schedules_widget import explore_schedules
 from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
 from course_lib.lab.workbench_zero import zero_runs
 from course_lib.lab.workbench_zero_step import step_runs
-from course_lib.lab.zero_drawn import zero_drawn
+from course_lib.lab.zero_held import held_bytes
 from course_lib.launch import Fabric
 from course_lib.plan.memory import FP32, states
 from course_lib.plan.volumes import data_parallel_bytes, shuffle_bytes
@@ -369,22 +369,33 @@ side_by_side({name: runs[name].timeline for name in shown})
 #
 # ## Move the sliders
 #
-# A model of 24 units with 100 MB of parameters each, in fp32, on 8 ranks.
+# A model of 12 units with 200 MB of parameters each, in fp32, on 8 ranks; above what a rank holds, below its step. The
+# picture needs no kernel.
 #
-# - Stage 1, 2, 3 at 100 Gbit/s: memory falls, and what happens to the step? Now take N from 1 to 8.
+# - Stage 1, 2, 3 at 200 Gbit/s: memory falls, and what happens to the step? Now take N from 1 to 4.
 # - At which link speed does one ahead stop hiding the gathers? Does two ahead help there?
 # - 0 ahead at 800 Gbit/s: when would you not care?
 
 # %% id="slider"
+model = Units(12, 200 * MB, Tf=0.020, Tb=0.040)
+
+
+def named(stage, ahead):
+    return f"stage {stage}" + (f", {ahead} ahead" if stage == 3 else "")
+
+
 def drawn(stage, ahead, N, gbit):
-    units = Units(24, 100 * MB, Tf=0.010, Tb=0.020)
     ring = LinkCost(7 * 10e-6, 7 / 8 * 8e-9 / gbit)  # 7 hops of 10 µs, 7/8 of the bytes
-    return zero_drawn(units, N, ring, ring, ranks=8, stage=stage, ahead=ahead,
-                      note=f"8 ranks, {gbit} Gbit/s a rank, 10 µs a hop")
+    return {named(stage, ahead): predict_zero(model, N, ring, ring, stage, ahead).timeline}
 
 
-sliders(drawn, {"stage": "stage", "ahead": "units ahead", "N": "micro-steps N", "gbit": "link, Gbit/s"},
-        stage=(3, [1, 2, 3]), ahead=(1, [0, 1, 2, 4]), N=(1, [1, 2, 4, 8]), gbit=(100, [25, 50, 100, 200, 400, 800]))
+def holds(stage, ahead, N, gbit):
+    return {"DDP": held_bytes(model, 8, 0), named(stage, ahead): held_bytes(model, 8, stage, ahead)}
+
+
+explore_schedules(drawn, {"stage": "ZeRO stage", "ahead": "units ahead (stage 3)", "N": "micro-steps N",
+                          "gbit": "link, Gbit/s a rank"}, holds,
+                  stage=(3, [1, 2, 3]), ahead=(1, [0, 1, 2]), N=(1, [1, 2, 4]), gbit=(200, [50, 100, 200, 800]))
 
 # %% [markdown] id="twin-text"
 # ## What you would use in production

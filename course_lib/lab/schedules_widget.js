@@ -26,6 +26,9 @@ export function pieces(row, unit) {
 
 export const said = (one) => `${one.name}: step ${ms(one.step)} ms, exposed ${ms(one.exposed)} ms`;
 
+export const words = (run) =>
+  [...run.held.map((one) => `${one.name} holds ${one.said}`), ...run.schedules.map(said)].join("; ");
+
 export function ticks(longest) {
   const least = longest / 8, power = 10 ** Math.floor(Math.log10(least));
   const step = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= least);
@@ -34,10 +37,11 @@ export function ticks(longest) {
 
 function draw(root, run, data) {
   root.replaceChildren();
-  const each = TITLE + ROLES.length * (LANE + BETWEEN), height = run.schedules.length * each + AXIS;
+  const each = TITLE + ROLES.length * (LANE + BETWEEN), held = run.held.length * (TITLE + LANE + BETWEEN);
+  const height = held + run.schedules.length * each + AXIS;
   const longest = Math.max(...run.schedules.map((one) => one.step)), scale = (WIDTH - LEFT - RIGHT) / longest;
   const svg = node(root, "svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img",
-    "aria-label": run.schedules.map(said).join("; ") });
+    "aria-label": words(run) });
   const hatch = `hatch-${Math.random().toString(36).slice(2)}`;
   data.looks.forEach((look, index) => {
     if (!look.hatched) return;
@@ -46,8 +50,22 @@ function draw(root, run, data) {
     node(pattern, "rect", { width: 6, height: 6, fill: look.fill });
     node(pattern, "rect", { width: 1.6, height: 6, fill: "#fff" });
   });
+  const total = (one) => one.parts.reduce((sum, [, size]) => sum + size, 0);
+  const room = (WIDTH - LEFT - RIGHT) / Math.max(1, ...run.held.map(total));
+  run.held.forEach((one, number) => {
+    const top = number * (TITLE + LANE + BETWEEN);
+    const title = node(svg, "text", { x: 0, y: top + 15 });
+    node(title, "tspan", { class: "name" }, one.name);
+    node(title, "tspan", { dx: 12 }, `holds ${one.said}`);
+    let x = LEFT;
+    for (const [part, size] of one.parts) {
+      node(svg, "rect", { x, y: top + TITLE, width: Math.max(0.3, size * room - 0.6), height: LANE,
+        fill: data.tints[part] });
+      x += size * room;
+    }
+  });
   run.schedules.forEach((one, number) => {
-    const top = number * each;
+    const top = held + number * each;
     const title = node(svg, "text", { x: 0, y: top + 15 });
     node(title, "tspan", { class: "name" }, one.name);
     node(title, "tspan", { dx: 12 }, `step ${ms(one.step)} ms, exposed ${ms(one.exposed)} ms`);
@@ -62,7 +80,7 @@ function draw(root, run, data) {
       }
     });
   });
-  const base = run.schedules.length * each;
+  const base = held + run.schedules.length * each;
   for (const tick of ticks(longest)) {
     node(svg, "text", { x: LEFT + tick * scale, y: base + 12, "text-anchor": "middle", class: "quiet" },
       Number((tick / 1e6).toPrecision(3)));
@@ -80,7 +98,7 @@ function render({ model, el }) {
     .course-schedules .control { display: grid; grid-template-columns: 13em 16em 4em; gap: 0.6em; margin: 0.2em 0 }
     .course-schedules .key { margin-right: 1.2em; white-space: nowrap }
     .course-schedules .key span { display: inline-block; width: 1.2em; height: 0.8em; margin-right: 0.4em }`);
-  const panel = node(el, "div"), words = node(el, "p", { "aria-live": "polite" }), stage = node(el, "div");
+  const panel = node(el, "div"), line = node(el, "p", { "aria-live": "polite" }), stage = node(el, "div");
   const keys = node(el, "p");
   for (const look of data.looks.slice(0, 3)) {
     const entry = node(keys, "span", { class: "key" });
@@ -88,9 +106,14 @@ function render({ model, el }) {
       ? `repeating-linear-gradient(45deg, ${look.fill} 0 4px, #fff 4px 5.5px)` : look.fill}` });
     entry.append(look.words);
   }
+  for (const [part, fill] of Object.entries(data.tints)) {
+    const entry = node(keys, "span", { class: "key" });
+    node(entry, "span", { style: `background: ${fill}` });
+    entry.append(part);
+  }
   const show = () => {
     const run = data.runs[key(data.controls, at)];
-    words.textContent = run.schedules.map(said).join("; ");
+    line.textContent = words(run);
     draw(stage, run, data);
   };
   for (const control of data.controls) {

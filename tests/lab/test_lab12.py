@@ -9,16 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.lab import CheckFailed, checking, evaluate
+from course_lib.lab import CheckFailed, LabError, checking, evaluate
+from course_lib.lab.held_above import held_above
+from course_lib.lab.schedules_widget import explore_schedules
 from course_lib.lab.workbench import OwnRunFailed
 from course_lib.lab.workbench_held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
 from course_lib.lab.workbench_zero import STAGES, label, zero_runs
 from course_lib.lab.workbench_zero_step import step_runs
-from course_lib.lab.zero_drawn import held_bytes, zero_drawn
+from course_lib.lab.zero_held import held_bytes
 from course_lib.launch import Fabric
 from course_lib.plan.memory import FP32, states
 from course_lib.simulate.link import LinkCost
-from course_lib.simulate.zero import Units
+from course_lib.simulate.zero import Units, predict_zero
 
 seeds = st.integers(0, 10**6)
 MB = 2**20
@@ -283,5 +285,23 @@ def test_the_picture_says_what_a_rank_holds(stage: int) -> None:
     held = held_bytes(units, 4, stage, ahead=1)
     whole = {1: (0, 0), 2: (0, 2 * MB), 3: (2 * MB, 2 * MB)}[stage]
     assert (held["parameters"], held["gradients"]) == (kept[0] + whole[0], kept[1] + whole[1])
-    picture = zero_drawn(units, 2, ring, ring, ranks=4, stage=stage, ahead=1, note="a note", dark=True)
-    assert picture.png()[:4] == b"\x89PNG" and f"stage {stage}" in picture.words
+    run = predict_zero(units, 2, ring, ring, stage)
+    picture = held_above({"DDP": held_bytes(units, 4, 0), "this": held}, {"step": run.timeline}, dark=True)
+    assert picture.png()[:4] == b"\x89PNG"
+    assert picture.words.startswith("DDP holds 67.1 MB; this holds ") and "; step: step" in picture.words
+
+
+def test_the_sliders_show_both_without_a_kernel() -> None:
+    units, ring = Units(3, MB, 0.004, 0.008), LinkCost(1e-4, 4e-9)
+    widget = explore_schedules(
+        lambda stage, N: {f"stage {stage}": predict_zero(units, N, ring, ring, stage).timeline},
+        {"stage": "stage", "N": "micro-steps"}, lambda stage, N: {"DDP": held_bytes(units, 4, 0),
+                                                                  f"stage {stage}": held_bytes(units, 4, stage)},
+        stage=(3, [1, 2, 3]), N=(1, [1, 2]))
+    assert len(widget.data["runs"]) == 6 and set(widget.data["tints"]) == {"parameters", "gradients", "optimizer"}
+    ddp, stage = widget.data["runs"]["0|1"]["held"]
+    assert ddp["parts"] == [["parameters", 3 * MB], ["gradients", 3 * MB], ["optimizer", 6 * MB]]
+    assert stage["name"] == widget.data["runs"]["0|1"]["schedules"][0]["name"] == "stage 1"
+    assert "stage 3 holds" in widget.picture().words
+    with pytest.raises(LabError, match="at least one bar"):
+        held_above({}, {"one": predict_zero(units, 1, ring, ring, 1).timeline})
