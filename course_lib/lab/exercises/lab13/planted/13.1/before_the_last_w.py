@@ -1,0 +1,14 @@
+def reduce_early(words):
+    def stage(word):
+        return word.split("@")[1]
+
+    last = {stage(word): k for k, word in enumerate(words) if word[0] in "WB"}
+    first_done = min(last.values())
+    moving = [word for word in words if word.startswith("reduce")]
+    out = []
+    for k, word in enumerate(words):
+        if word not in moving:
+            out.append(word)
+        if k == first_done:
+            out += moving
+    return out

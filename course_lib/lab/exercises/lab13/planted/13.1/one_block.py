@@ -1,0 +1,2 @@
+def reduce_early(words):
+    return list(words)

@@ -1,0 +1,2 @@
+def beat(lists, seconds):
+    return [list(words) for words in lists]
