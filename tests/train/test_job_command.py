@@ -93,7 +93,7 @@ def worker_of(agent: subprocess.Popen) -> int:
     return next(int(pid) for pid in children if b"course_lib.train" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def until(what, limit_s: float = 60.0):
+def until(what, limit_s: float = 100.0):
     """The first true answer."""
     end = time.monotonic() + limit_s
     while not (found := what()):
@@ -116,13 +116,13 @@ def test_two_nodes_under_torchrun_go_on_after_a_kill_as_if_nothing_had_been(tmp_
     try:
         until(lambda: metrics.exists() and len(rows(metrics)) > EVERY + 2)
         os.kill(worker_of(nodes[1]), signal.SIGKILL)
-        codes = [node.wait(90) for node in nodes]
+        codes = [node.wait(120) for node in nodes]
     finally:
         for node in nodes:
             node.poll() is None and os.killpg(node.pid, signal.SIGKILL)
     said = [(tmp_path / f"node{n}").read_text() for n in range(2)]
     assert codes == [0, 0], said
-    assert "SIGKILL" in said[1] and re.search(rf"goes on after update [1-{STEPS // EVERY - 1}]0", said[0]), said
+    assert "exitcode: -9" in said[1] and re.search(rf"goes on after update [1-{STEPS // EVERY - 1}]0", said[0]), said
     assert [row["step"] for row in rows(metrics)] == list(range(1, STEPS + 1))
 
     whole = Options(**{key: value for key, value in vars(command.parser().parse_args(

@@ -26,7 +26,7 @@ from course_lib.train.job.piped import Piped
 from course_lib.train.job.progress import Bar
 from course_lib.train.job.replicas import Replicas, saved_layout
 from course_lib.train.job.resume import Keeper
-from course_lib.train.job.together import together
+from course_lib.train.job.together import JobError, together
 from course_lib.train.job.trainee import Made, Trainee
 from course_lib.train.profiled import profiled, profiled_step
 
@@ -40,6 +40,7 @@ def train(options: Options) -> dict[str, Any] | None:
     nccl = launch.context().fabric.kind == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
     grid, control, rank = mesh(options), Control(dist.group.WORLD), dist.get_rank()
+    together(control, "making --out", lambda: options.out.mkdir(parents=True, exist_ok=True))
     data: list[Batches] = []
 
     def read() -> str:
@@ -48,8 +49,8 @@ def train(options: Options) -> dict[str, Any] | None:
 
     digests = together(control, "reading the data", read)
     if other := [r for r, digest in enumerate(digests) if digest != digests[0]]:
-        raise ValueError(f"rank {other[0]} reads other data than rank 0: give --data a file that is the same on all "
-                         "nodes")
+        raise JobError(f"rank {other[0]} reads other data than rank 0: give --data a file that is the same on all "
+                       "nodes")
     keeper = Keeper(options, grid, control, digests[0], device)
     saved = keeper.saved()
     model = build(options, grid, device)
