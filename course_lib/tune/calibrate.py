@@ -50,6 +50,8 @@ def calibrate(target_r: float = 0.65, fabric: str | Fabric = "auto", ranks: int 
                          f"{VERDICT_RANGE[1]} times the compute; outside, overlap cannot be judged")
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    if ranks == 1:
+        raise ValueError("ranks=1: a rank alone sends nothing, so there is nothing to hide; take 2 or more")
     if link is None:
         link = run(measure, ranks=ranks, fabric=fabric)[0]
     if profile == "gpt":

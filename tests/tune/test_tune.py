@@ -43,6 +43,7 @@ def test_the_gpt_profile_keeps_its_shape_and_hits_r():
 @pytest.mark.parametrize("arguments, says", [
     ({"target_r": 5.0}, "between 0.2 and 2"),
     ({"target_r": 1.0, "profile": "bert"}, "choose one of equal, gpt"),
+    ({"target_r": 1.0, "ranks": 1}, "a rank alone sends nothing"),
 ])
 def test_calibrate_refuses_what_teaches_nothing(arguments, says):
     with pytest.raises(ValueError, match=says):
