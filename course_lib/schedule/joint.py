@@ -11,7 +11,7 @@ collectives of TP are inside F, I and W, those of ZeRO are `reduce` (reduce-scat
     from course_lib.simulate.pipeline import Costs, period, predict, updates
     from course_lib.simulate.search import search
 
-    bare = zero_bubble(2, 4, 3)                 # compute only: 2 ranks, 4 micro-batches, 3 stages a rank
+    bare = zero_bubble(2, 3, 4)                 # compute only: 2 ranks, 3 micro-batches, 4 stages a rank
     given = naive(bare, buckets=2)              # reduce, step and gather when the rank has computed everything;
                                                 # naive(add_gathers(bare, 1), 2): gathered for every use (ZeRO-3)
     dp = reductions_at_last_use(given)          # what data parallelism alone overlaps

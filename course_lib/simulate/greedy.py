@@ -1,20 +1,23 @@
 """Build a joint schedule from nothing: let every rank and every wire do, at each moment, the most urgent thing it can.
 
-Backwards go before forwards, forwards breadth-first, and W only where a rank would be idle, so that many are left for
-the end. Those of the stage that the next pass needs first come first there: under the others it is reduced, stepped and
-gathered (its *turn*, see `schedule.cycle`), and under the forwards of the next pass they are. Breadth-first because
-stages then need their parameters as late, and have done their work as early, as can be (Lamy-Poirier, "Breadth-First
-Pipeline Parallelism", 2022). Several passes are built; one from the middle is returned.
+Backwards go before forwards, and forwards breadth-first, because stages then need their parameters as late, and have
+done their work as early, as can be (Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022). Between the last use of
+a stage and its first in the next pass lies its *turn*: reduce, step, gather (`schedule.cycle`). W decide what turns
+travel under. Some are kept for the very end: under them the stage has its turn that is needed first. Where some are
+kept, those of other stages are prompt: they follow their stage's backwards, so that its turn is over by then. How many
+are kept, and of which stage, is tried. Several passes are built for each; one from the middle is taken.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
 
 from course_lib.schedule.action import COMPUTE, LAST_USE, Action, Op, Schedule, ScheduleError
 from course_lib.schedule.joint import naive
-from course_lib.simulate.pipeline import Costs
+from course_lib.simulate.pipeline import Costs, period
 
 _PASSES = 5
 _NEVER = 1 << 62
@@ -24,10 +27,37 @@ def greedy(placement: Schedule, costs: Costs, buckets: int | Sequence[int] = 2,
            memory: int | None = None) -> Schedule:
     """For the stages and micro-batches of `placement`, of which the order does not matter. A rank that keeps `memory`
     activations (micro-batches times stages) does no F before another W or B. Compute, reductions, steps and gathers;
-    messages are for `with_messages`. Raises `ScheduleError` where breadth-first needs more than `memory`. Passes that
-    do not settle give a schedule that `check` refuses."""
+    messages are for `with_messages`. Raises `ScheduleError` where breadth-first needs more than `memory`."""
     full = naive(placement, buckets)
-    ranks = [_Rank(full, costs, rank, memory) for rank in range(len(full.ranks))]
+    v = max(len(full.stages_of(rank)) for rank in range(len(full.ranks)))
+    best, least, failed = None, 0.0, None
+    some = range(-(-full.micro_batches // 2), full.micro_batches * (v - 1) + 1, -(-full.micro_batches // 2))
+    for keep, at, strict in [(0, 1, True), *product(some, range(1, v), (False, True))]:
+        try:
+            made = _built(full, costs, _Rule(memory, keep, at, strict))
+            took = period(made, costs)
+        except ScheduleError as error:  # also where passes do not settle into one that can be repeated
+            failed = error
+            continue
+        if best is None or took < least:
+            best, least = made, took
+    if best is None:
+        raise failed
+    return best
+
+
+class _Rule(NamedTuple):
+    """`keep` W are kept for the end, first those of the rank's stage number `at`; then the others are prompt. `strict`:
+    no stage begins its backwards before the rank has done those of the stages behind it, unless it would be idle."""
+
+    memory: int | None
+    keep: int
+    at: int
+    strict: bool
+
+
+def _built(full: Schedule, costs: Costs, rule: _Rule) -> Schedule:
+    ranks = [_Rank(full, costs, rank, rule) for rank in range(len(full.ranks))]
     board: dict[tuple[int, Action], int] = {}
     while todo := [r for r in ranks if r.at < _PASSES]:
         now = min(r.now for r in todo)
@@ -35,8 +65,8 @@ def greedy(placement: Schedule, costs: Costs, buckets: int | Sequence[int] = 2,
         if len(idle) == sum(r.now == now for r in todo):
             later = [t for r in todo for t in (r.now, *r.coming(board)) if now < t < _NEVER]
             if not later:
-                raise ScheduleError(f"nobody can go on in pass {min(r.at for r in todo)}: memory={memory} activations "
-                                    "are too few to go breadth-first; give more, or None")
+                raise ScheduleError(f"nobody can go on in pass {min(r.at for r in todo)}: memory={rule.memory} "
+                                    "activations are too few to go breadth-first; give more, or None")
             for rank in idle:
                 rank.now = min(later)
     return full.with_ranks(rank.window(_PASSES - 2) for rank in ranks)
@@ -45,14 +75,17 @@ def greedy(placement: Schedule, costs: Costs, buckets: int | Sequence[int] = 2,
 class _Rank:
     """What one rank has done and can do. `board` tells all ranks when what a stage gives arrives where it goes."""
 
-    def __init__(self, full: Schedule, costs: Costs, rank: int, memory: int | None) -> None:
-        self.full, self.costs, self.rank, self.memory = full, costs, rank, memory
+    def __init__(self, full: Schedule, costs: Costs, rank: int, rule: _Rule) -> None:
+        self.full, self.costs, self.rank, self.rule = full, costs, rank, rule
         self.live = 0  # activations
         self.stages = full.stages_of(rank)
         self.now = self.wire = self.at = 0  # device free, wire free, pass that is under way
         self.done: set[tuple[int, Action]] = set()
         self.log: list[tuple[int, Action]] = []
         self.left = self._compute()
+        latest = [Action(Op.W, s, i) for s in (*self.stages[rule.at:], *self.stages[1:rule.at])
+                  for i in reversed(range(full.micro_batches))]
+        self.kept = set(latest[:rule.keep])
         self.gathered: dict[tuple[int, int], int] = defaultdict(int)  # (pass, stage): when its parameters are there
         self.reduced: dict[tuple[int, Action], int] = {}  # step of a pass: when its gradient is there
         self.ready: list[tuple[int, Action]] = []  # collectives that can be issued
@@ -103,10 +136,18 @@ class _Rank:
         return out
 
     def _urgency(self, action: Action) -> tuple:
-        order = {Op.I: 0, Op.B: 0, Op.F: 1, Op.W: 2}[action.op]
-        if action.op is Op.W:
-            return order, action.stage, action.index
-        return order, action.stage if action.op is Op.F else -action.stage, action.index
+        """Least first: backwards of the last stage, with its W if they are prompt, then of the one before; forwards of
+        the first stage; W that fill gaps; kept ones."""
+        if action.op is Op.F:
+            return 1, action.stage, action.index
+        if action.op is not Op.W:
+            overtakes = self.rule.strict and any(a.op is action.op and a.stage > action.stage for a in self.left)
+            return 1.5 if overtakes else 0, -action.stage, 0, action.index
+        if action in self.kept:
+            return 3, action.stage, action.index
+        if self.rule.keep and action.stage != self.stages[0]:
+            return 0, -action.stage, 1, action.index
+        return 2, action.stage, action.index
 
     def _begins(self, action: Action, board: dict[tuple[int, Action], int]) -> int:
         """When what it needs is there; far away where that is not known yet."""
@@ -122,7 +163,7 @@ class _Rank:
         return board.get((self.at, action), _NEVER) if action.stage + 1 < self.full.stages else 0
 
     def _full(self) -> bool:
-        return self.memory is not None and self.live >= self.memory
+        return self.rule.memory is not None and self.live >= self.rule.memory
 
     def _tell(self, action: Action, board: dict[tuple[int, Action], int]) -> None:
         if action.op is Op.W:
