@@ -7,6 +7,7 @@ its end. What `check` refuses, or what keeps more activations than allowed, is n
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from course_lib.schedule.action import COMPUTE, Action, Op, Schedule, ScheduleError
@@ -14,14 +15,16 @@ from course_lib.schedule.check import check
 from course_lib.simulate.bound import Bound, bound
 from course_lib.simulate.greedy import greedy
 from course_lib.simulate.pipeline import Costs, period
+from course_lib.simulate.place import joint
 
 MOVES = frozenset({Op.W, Op.REDUCE, Op.STEP, Op.GATHER})
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best schedule, seconds of an update with it and with the one it began with, and the bound of both.
-    `tried` moves were looked at, of which `valid` could run; `steps` are (move, seconds) of each improvement."""
+    """The best schedule, seconds of an update with it and with the one it began with, and the bound of both. `tried`
+    moves were looked at, of which `valid` could run. `steps` are (move, seconds) of each improvement; move 0 is a
+    better begin."""
 
     schedule: Schedule
     period_s: float
@@ -38,24 +41,24 @@ class Found:
 
 
 def search(schedule: Schedule, costs: Costs, *, moves: int = 600, seed: int = 0, memory: int | None = None) -> Found:
-    """Begin with `schedule`, or with what `greedy` builds for its stages where that is better, try `moves` random
-    moves, and keep each that is not worse. No rank keeps more than `memory` activations (micro-batches times stages; by
-    default as many as the most that a rank keeps now), nor more stages gathered than now. The same seed finds the same.
-    Raises `ScheduleError` for a schedule that cannot run or keeps too much to begin with."""
+    """Begin with `schedule`, or with what `greedy` or `joint` make of its stages where that is better, try `moves`
+    random moves, and keep each that is not worse, until the bound is reached. No rank keeps more than `memory`
+    activations (micro-batches times stages; by default as many as the most that a rank keeps now), nor more stages
+    gathered than now. The same seed finds the same. Raises `ScheduleError` for a schedule that cannot run or keeps too
+    much to begin with."""
     facts = check(schedule)
     memory = max(facts.peak_activations) if memory is None else memory
     if max(facts.peak_activations) > memory:
         raise ScheduleError(f"the schedule keeps {max(facts.peak_activations)} activations on a rank to begin with, "
                             f"more than memory={memory}; begin with one that keeps less")
     draw, least = random.Random(seed), bound(schedule, costs)
-    best, now, steps, valid = schedule, period(schedule, costs), [], 0
+    best, now, steps, tried, valid = schedule, period(schedule, costs), [], 0, 0
     start = now
-    built = _built(schedule, costs, memory, max(facts.peak_gathered))
-    if built is not None and (took := period(built, costs)) < now:
-        best, now, steps = built, took, [(0, took)]
-    for k in range(moves):
-        if now <= least.seconds:
-            break
+    for made in _starts(schedule, costs, memory, max(facts.peak_gathered)):
+        if (took := period(made, costs)) < now:
+            best, now, steps = made, took, [(0, took)]
+    while tried < moves and now > least.seconds:
+        tried += 1
         other = _moved(best, draw)
         try:
             if other == best or not _fits(other, memory, max(facts.peak_gathered)):
@@ -66,9 +69,9 @@ def search(schedule: Schedule, costs: Costs, *, moves: int = 600, seed: int = 0,
         valid += 1
         if took <= now:
             if took < now:
-                steps.append((k, took))
+                steps.append((tried, took))
             best, now = other, took
-    return Found(best, now, start, least, moves, valid, tuple(steps))
+    return Found(best, now, start, least, tried, valid, tuple(steps))
 
 
 def _fits(schedule: Schedule, memory: int, gathered: int) -> bool:
@@ -76,14 +79,16 @@ def _fits(schedule: Schedule, memory: int, gathered: int) -> bool:
     return max(facts.peak_activations) <= memory and max(facts.peak_gathered) <= gathered
 
 
-def _built(schedule: Schedule, costs: Costs, memory: int, gathered: int) -> Schedule | None:
-    """What `greedy` makes of the same stages, if it can run with as little memory."""
+def _starts(schedule: Schedule, costs: Costs, memory: int, gathered: int) -> Iterator[Schedule]:
+    """What `greedy` and the passes of `joint` make of the same stages, where it can run with as little memory."""
     bare = schedule.with_ranks([[a for a in actions if a.op in COMPUTE] for actions in schedule.ranks], buckets=())
-    try:
-        built = greedy(bare, costs, schedule.buckets, memory)
-        return built if _fits(built, memory, gathered) else None
-    except ScheduleError:
-        return None
+    for make in (greedy, joint):
+        try:
+            made = make(bare, costs, schedule.buckets, memory)
+            if _fits(made, memory, gathered):
+                yield made
+        except ScheduleError:
+            continue
 
 
 def _moved(schedule: Schedule, draw: random.Random) -> Schedule:
