@@ -207,7 +207,7 @@ def _pair_on_rank(chunks, r, nbytes, repeats):
     for k in chunks:
         steps[f"{k} chunk{'s' * (k > 1)}"] = step(f"{k} chunk{'s' * (k > 1)}", lambda x, up, down, k=k: linear_scatter(
             gather_linear(x, up, None, k), down, None, k))
-    seconds, lines = alternate(steps, repeats, 1, _provenance())
+    seconds, lines = alternate(steps, repeats, 2, _provenance())
     worst = {name: difference(one, found["waiting"]) for name, one in found.items()}
     return links, matmul_s, nbytes, worst, seconds, lines
 
