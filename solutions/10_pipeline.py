@@ -38,7 +38,7 @@ from course_lib.simulate.pipeline import Costs, ideal_bubble, predict
 
 wire = Fabric(gbit=1.0, latency_us=100, kind=fabric)
 p, m = max(2, ranks), max(8, ranks)  # a pipeline of one stage has nobody to wait for
-stage_ms, message_kb = (10.0, 10.0, 10.0), 16
+stage_ms, message_kb = (14.0, 14.0, 14.0), 16
 repeats = 3 if quick else 7
 
 # %% [markdown] id="symbols"
@@ -58,7 +58,7 @@ repeats = 3 if quick else 7
 # stage, `recv_F0` *posts* a receive and does not wait; `send_B0`, `recv_B0` are for gradients, which go the other way.
 # Where a rank holds several stages the word says which: `F0@2`.
 #
-# The ranks emulate their device, as in the labs before: F, I and W take 10 ms each. Autograd, gradients, messages and
+# The ranks emulate their device, as in the labs before: F, I and W take 14 ms each. Autograd, gradients, messages and
 # the wire are real.
 
 # %% [markdown] id="predict-text"
@@ -387,14 +387,14 @@ lines({"GPipe": [(count, 100 * predict(gpipe(p, count), costs).bubble) for count
 #
 # - Messages that take nothing: GPipe, then 1F1B. What differs?
 # - p = 8, m = 8, then m = 16. And interleaved with p = 8, m = 4, where p does not divide m?
-# - ZB-V with free messages and m ≥ 2p−1: how much bubble is left? Now a message of half of F: which schedule
-#   suffers most, and which least?
+# - ZB-V with free messages and m ≥ 2p−1: how much bubble is left? Now a message of a quarter of F: which
+#   schedule suffers most, and which least?
 
 # %% id="slider"
 MAKERS = {"GPipe": gpipe, "1F1B": library_1f1b, "interleaved, v = 2": lambda p, m: interleaved(p, m, 2),
           "zero bubble": zero_bubble, "ZB-V": zb_v}
 explore_pipelines(MAKERS, schedule="1F1B", p=(p, sorted({2, 4, 8, p})), m=(m, sorted({2, 4, 8, 16, m})),
-                  message=(0, [0, 0.1, 0.5, 1]))
+                  message=(0, [0, 0.25, 1]))
 
 # %% [markdown] id="twin-text"
 # ## What you would use in production
@@ -442,8 +442,8 @@ def two_windows(scale_grads, m=4):
     return layer.weight.grad.item() / (2 if scale_grads else 2 * m)
 
 
-for scale in (True, False):
-    print(f"scale_grads={scale}: {run(two_windows, scale, ranks=1, fabric='loopback')[0]:.3g}")
+means = run(lambda: [two_windows(True), two_windows(False)], ranks=1, fabric="loopback")[0]
+print(f"scale_grads=True: {means[0]:.3g}, scale_grads=False: {means[1]:.3g}")
 
 # %% [markdown] id="pitfall-uneven-text"
 # **Stages of unequal length.** Everybody moves at the pace of the slowest stage, in every round. The last stage has
