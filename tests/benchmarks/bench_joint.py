@@ -47,7 +47,7 @@ def joint_schedule() -> Iterator[Figure]:
     for name, goal in (("naive", 1.25), ("overlap in DP", 1.0)):
         ratios = [a / b for a, b in zip(took[name], took["joint"])]
         yield Figure(f"update, {name} / joint", statistics.median(ratios), "ratio", half_iqr(ratios), goal, ">=",
-                     note=f"{ROUNDS} rounds of {UPDATES - 1} updates each")
+                     note=f"{ROUNDS} rounds of {UPDATES - 2} updates each, after two to settle")
     apart = [abs(statistics.median(t) / period(schedules[name], got.costs) - 1) for name, t in took.items()]
     yield Figure("update against the simulator", max(apart), "of the update", 0.0, 0.05, "<=",
                  note="the largest of the three schedules")
