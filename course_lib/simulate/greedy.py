@@ -19,7 +19,7 @@ from course_lib.schedule.action import COMPUTE, LAST_USE, Action, Op, Schedule, 
 from course_lib.schedule.joint import naive
 from course_lib.simulate.pipeline import Costs, period
 
-_PASSES = 5
+_PASSES = 4
 _NEVER = 1 << 62
 
 
@@ -82,16 +82,14 @@ class _Rank:
         self.now = self.wire = self.at = 0  # device free, wire free, pass that is under way
         self.done: set[tuple[int, Action]] = set()
         self.log: list[tuple[int, Action]] = []
-        self.left = self._compute()
+        self.all = frozenset(a for a in full.ranks[rank] if a.op in COMPUTE)
+        self.left = set(self.all)
         latest = [Action(Op.W, s, i) for s in (*self.stages[rule.at:], *self.stages[1:rule.at])
                   for i in reversed(range(full.micro_batches))]
         self.kept = set(latest[:rule.keep])
         self.gathered: dict[tuple[int, int], int] = defaultdict(int)  # (pass, stage): when its parameters are there
         self.reduced: dict[tuple[int, Action], int] = {}  # step of a pass: when its gradient is there
         self.ready: list[tuple[int, Action]] = []  # collectives that can be issued
-
-    def _compute(self) -> set[Action]:
-        return {a for a in self.full.ranks[self.rank] if a.op in COMPUTE}
 
     def act(self, board: dict[tuple[int, Action], int]) -> bool:
         """Do the most urgent thing that can begin now. False where there is none."""
@@ -103,7 +101,7 @@ class _Rank:
         if choice is None:
             return self._issue(self.now + 1)
         took = self.costs.action_ns(self.full, choice)
-        first = len(self.left) == len(self._compute())
+        first = len(self.left) == len(self.all)
         self._issue(self.now + (0 if first else took), every=first)
         self.log.append((self.at, choice))
         self.left.remove(choice)
@@ -116,7 +114,7 @@ class _Rank:
                            for b in range(self.full.buckets[choice.stage])]
         if not self.left:
             self.at += 1
-            self.left = self._compute()
+            self.left = set(self.all)
         return True
 
     def coming(self, board: dict[tuple[int, Action], int]) -> list[int]:

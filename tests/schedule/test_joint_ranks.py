@@ -99,10 +99,10 @@ def schedules(p: int, zero: bool) -> dict:
     return made
 
 
-def two_updates(degrees: Degrees, zero: bool):
+def two_updates(degrees: Degrees, zero: bool, names: list[str]):
     """By schedule what `one` found on this rank."""
-    place = grid(degrees)
-    return {name: one(schedule, place, degrees) for name, schedule in schedules(degrees.pipeline, zero).items()}
+    place, made = grid(degrees), schedules(degrees.pipeline, zero)
+    return {name: one(made[name], place, degrees) for name in names}
 
 
 def one(schedule, place, degrees: Degrees):
@@ -146,14 +146,19 @@ def reference(data: int, stages: int):
     return losses, [dict(stage.named_parameters()) for stage in cut(model, stages)]
 
 
-@pytest.mark.parametrize(("degrees", "zero"), [
-    (Degrees(2, 2, 2), True), pytest.param(Degrees(2, 1, 2), True, marks=pytest.mark.slow),
-    pytest.param(Degrees(1, 2, 2), True, marks=pytest.mark.slow), (Degrees(2, 1, 2), False)])
-def test_two_updates_are_those_of_one_process(degrees: Degrees, zero: bool) -> None:
+ZERO, WHOLE_COPIES = ["naive", "passes", "ZeRO-3", "greedy"], ["replicas", "replicas, by bucket"]
+
+
+@pytest.mark.parametrize(("degrees", "zero", "names"), [
+    (Degrees(2, 2, 2), True, ZERO[2:]), pytest.param(Degrees(2, 2, 2), True, ZERO[:2], marks=pytest.mark.slow),
+    pytest.param(Degrees(2, 1, 2), True, ZERO, marks=pytest.mark.slow),
+    pytest.param(Degrees(1, 2, 2), True, ZERO, marks=pytest.mark.slow), (Degrees(2, 1, 2), False, WHOLE_COPIES)])
+def test_two_updates_are_those_of_one_process(degrees: Degrees, zero: bool, names: list[str]) -> None:
     p = degrees.pipeline
     losses, want = reference(degrees.data, p * V)
-    found = launch.run(two_updates, degrees, zero, ranks=degrees.ranks, fabric="loopback", timeout_s=120)
-    for name, schedule in schedules(p, zero).items():
+    found = launch.run(two_updates, degrees, zero, names, ranks=degrees.ranks, fabric="loopback", timeout_s=120)
+    for name in names:
+        schedule = schedules(p, zero)[name]
         shares = torch.tensor([own[name][0] for own in found if own[name][3] == 0])
         torch.testing.assert_close(shares.sum(0), torch.tensor(losses), rtol=1e-5, atol=1e-6)
         for rank, own in enumerate(found):
