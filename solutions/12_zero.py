@@ -355,7 +355,7 @@ for device, units in (("stage 3", fed), ("starved", found.starved)):
         one, said = runs[f"{device}, {ahead} ahead"], predict_zero(units, N, *costs, stage=3, ahead=ahead)
         print(f"{device}, {ahead} ahead: update {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, predicted "
               f"{said.step_s * 1e3:4.0f}; exposed {one.exposed_s * 1e3:4.0f} ms, predicted "
-              f"{said.exposed_s * 1e3:4.0f}; {1 + ahead} units whole at a time")
+              f"{said.exposed_s * 1e3:4.0f}; gathered at a time: {1 + ahead}")
 
 # %% id="starved" tags=["picture"]
 shown = ("stage 3, 0 ahead", "stage 3, 1 ahead", "starved, 0 ahead", "starved, 1 ahead")
@@ -423,11 +423,11 @@ for name in ("DDP", "ZeroRedundancyOptimizer", "stage 1", "FSDP2", "stage 3"):
 #
 # The same parameters, the same memory, and one unit's gather more. It is slower *here* because on a CPU FSDP2 waits for
 # each reduce-scatter, and because gloo's own reduce-scatter moves as much as an all-reduce (the bytes printed are those
-# of a ring). On GPUs both run on streams of their own. `set_modules_to_forward_prefetch` and its backward twin choose
-# how far ahead; `reshard_after_forward=False` keeps all parameters from forward to backward, and
-# sends N·S less. DeepSpeed's `"zero_optimization": {"stage": …}` has the same three stages, with
-# `stage3_prefetch_bucket_size` in place of a number of units. `ZeroRedundancyOptimizer` is stage 1 behind DDP: it
-# all-reduces the gradient, where half of that would do, and then broadcasts each rank's parameters.
+# of a ring; `make bench ONLY=sharded_against_fsdp2` has the kernel's count). On GPUs both run on streams of their own.
+# `set_modules_to_forward_prefetch` and its backward twin choose how far ahead; `reshard_after_forward=False` keeps all
+# parameters from forward to backward, and sends N·S less. DeepSpeed's `"zero_optimization": {"stage": …}` has the same
+# three stages, with `stage3_prefetch_bucket_size` in place of a number of units. `ZeroRedundancyOptimizer` is stage 1
+# behind DDP: it all-reduces the gradient, where half of that would do, and then broadcasts each rank's parameters.
 #
 # ## Pitfalls
 #
