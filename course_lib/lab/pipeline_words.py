@@ -34,6 +34,15 @@ def schedule_of(lists: Iterable[Sequence[str]], rank_of: Sequence[int] | None = 
     return Schedule.of(ranks, holds, micro_batches, [1] * len(holds) if reduces else ())
 
 
+def with_words(schedule: Schedule, lists: Iterable[Sequence[str]]) -> Schedule:
+    """The same pipeline, each rank doing what its words say. Raises `ScheduleError` for a word that is none."""
+    ranks = []
+    for rank, words in enumerate(lists):
+        held = schedule.stages_of(rank) if rank < len(schedule.ranks) else ()
+        ranks.append([Action.parse(word, held[0] if len(held) == 1 else None) for word in words])
+    return schedule.with_ranks(ranks)
+
+
 def placed(schedule: Schedule, place_receives: Callable) -> Schedule:
     """A schedule of compute, with sends and with the receives that `place_receives` (exercise 10.2) places.
     Raises `ScheduleError` for words that are none."""

@@ -66,8 +66,11 @@ def compare(key: str, answer: Answer, unit: str | None = None, how: str = "measu
         raise LabError(f"compare: nothing was asked under {key!r}. Asked so far: {', '.join(_asked) or 'nothing'}.")
     unit = record.get("unit", "") if unit is None else unit
     predicted = record.get("answer")
-    rows = [("you predicted", "nothing" if predicted is None else _with_unit(predicted, unit)),
-            (how, _with_unit(answer, unit))]  # fmt: skip
+    if predicted is not None:
+        with store.update(NAME) as records:
+            records[key] |= {"found": answer, "how": how}
+    rows = [("you predicted", "nothing" if predicted is None else with_unit(predicted, unit)),
+            (how, with_unit(answer, unit))]  # fmt: skip
     if said := _ratio(predicted, answer, how):
         rows.append(("your prediction is", said))
     text = "\n".join([record["question"], *(f"  {name}: {value}" for name, value in rows)])
@@ -154,13 +157,13 @@ def _saver(key: str, asked: dict, field, said) -> Callable[[object], None]:
 
 
 def _saved_sentence(saved: Answer | None, asked: dict) -> str:
-    return "" if saved is None else f"<p>Saved: {escape(_with_unit(saved, asked['unit']))}</p>"
+    return "" if saved is None else f"<p>Saved: {escape(with_unit(saved, asked['unit']))}</p>"
 
 
 def _as_text(key: str, asked: dict) -> str:
     saved = predictions().get(key)
     options = f" ({' / '.join(asked['choices'])})" if asked["choices"] else ""
-    state = "no prediction yet" if saved is None else f"your prediction: {_with_unit(saved, asked['unit'])}"
+    state = "no prediction yet" if saved is None else f"your prediction: {with_unit(saved, asked['unit'])}"
     return f"{asked['question']}{options}\n{state}"
 
 
@@ -175,7 +178,7 @@ def _ratio(predicted: Answer | None, answer: Answer, how: str) -> str:
     return f"{_number(predicted / answer)} times what was {how}"
 
 
-def _with_unit(value: Answer, unit: str) -> str:
+def with_unit(value: Answer, unit: str) -> str:
     return f"{_number(value)} {unit}".strip()
 
 

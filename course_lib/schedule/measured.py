@@ -62,8 +62,8 @@ def measure_joint(schedules: Mapping[str, Schedule], degrees: Degrees = CUBE, wo
 
     The schedules have one placement, number of micro-batches and of buckets, and are for `degrees.pipeline` ranks.
     Raises `ScheduleError` for one that cannot run and what `launch.run` raises."""
-    found = launch.run(_on_a_rank, dict(schedules), degrees, work, updates, rounds, ranks=degrees.ranks, fabric=fabric,
-                       timeout_s=timeout_s)
+    found = launch.run(run_on_a_rank, dict(schedules), degrees, work, updates, rounds, ranks=degrees.ranks,
+                       fabric=fabric, timeout_s=timeout_s)
     timelines = {name: tuple(Timeline.merge(own[name][k] for _, own in found) for k in range(rounds))
                  for name in schedules}
     return Measured(timelines, found[0][0], degrees)
@@ -84,10 +84,11 @@ class JointStage(nn.Module):
         return self.stage(x) if shards == 1 else all_reduce(self.stage(copy(x, self.group)) / shards, self.group)
 
 
-def _on_a_rank(schedules: dict[str, Schedule], degrees: Degrees, work: Work, updates: int,
-               rounds: int) -> tuple[Costs, dict[str, list[Timeline]]]:
+def run_on_a_rank(schedules: dict[str, Schedule], degrees: Degrees, work: Work, updates: int,
+                  rounds: int) -> tuple[Costs, dict[str, list[Timeline]]]:
+    """This rank's part of `measure_joint`: the costs, the same on every rank, and its timelines, one a round."""
     torch.set_num_threads(1)
-    place = grid(degrees)
+    place, provenance = grid(degrees), f"{PROVENANCE}, {launch.context().spec.provenance}"
     pipelines = {name: _pipeline(schedule, place, work) for name, schedule in schedules.items()}
     first = next(iter(schedules.values()))
     window, terms = [(torch.ones(work.activations),)] * first.micro_batches, first.micro_batches * degrees.data
@@ -98,7 +99,7 @@ def _on_a_rank(schedules: dict[str, Schedule], degrees: Degrees, work: Work, upd
         costs.append(_costs(place, work, first))
         for name, pipeline in pipelines.items():
             dist.barrier()
-            with record.recording(dist.get_rank(), PROVENANCE) as recorder:
+            with record.recording(dist.get_rank(), provenance) as recorder:
                 for k in range(updates):
                     with recorder.measure_step(k):
                         pipeline.run(window, terms)

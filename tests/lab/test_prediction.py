@@ -26,7 +26,8 @@ def test_a_number_is_kept_and_compared(capsys: pytest.CaptureFixture, learner: P
     out = capsys.readouterr().out
     assert "you predicted: 6 MB" in out and "measured: 3 MB" in out and "2 times what was measured" in out
     kept = json.loads((learner / "predictions.json").read_text())
-    assert kept == {"4.best_bucket": {"question": ASK[1], "unit": "MB", "choices": None, "answer": 6.0}}
+    assert kept == {"4.best_bucket": {"question": ASK[1], "unit": "MB", "choices": None, "answer": 6.0,
+                                      "found": 3.0, "how": "measured"}}
     assert lab.predictions() == {"4.best_bucket": 6.0}
 
 

@@ -1,7 +1,7 @@
 """Exercise 13.2: beat the given schedule.
 
-The learner writes `beat(lists, seconds)`: other lists for the same ranks, with which an update takes less time in a long
-run, where one pass follows the other. `seconds(lists)` predicts it, and is infinite for lists that cannot run.
+The learner writes `beat(lists, seconds)`: other lists for the same ranks, with which an update takes less time in a
+long run, where one pass follows the other. `seconds(lists)` predicts it, and is infinite for lists that cannot run.
 
 Any way will do: moves that are thought out, or tried. What comes back is judged by what it does: it can run, all work
 is there, and it gains most of what carrying steps and gathers into the next pass gains.
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.pipeline_words import is_words
-from course_lib.schedule.action import Action, Schedule, ScheduleError
+from course_lib.lab.pipeline_words import is_words, with_words
+from course_lib.schedule.action import Schedule, ScheduleError
 from course_lib.schedule.check import check
 from course_lib.schedule.generators import zero_bubble
 from course_lib.schedule.joint import naive, reductions_at_last_use, under_the_next_pass
@@ -32,12 +32,12 @@ HINTS = (
     "Passes follow each other, so a rank's list is a circle. Which of its stages does the next pass need first, and "
     "which later? A step at the *front* of the list, before the first F of its stage, belongs to the gradient of the "
     "pass before. What could travel under the first forwards then?",
-    "For each rank and each of its stages except the one whose F comes first: take its step and its gather away from the "
-    "end, and put them into the front part of the list, some computations before the first F of that stage, so that the "
-    "gather has time to arrive. How many computations before? Try 0, 1, 2, 3 and let `seconds` choose.",
+    "For each rank and each of its stages except the one whose F comes first: take its step and its gather away from "
+    "the end, and put them into the front part of the list, some computations before the first F of that stage, so "
+    "that the gather has time to arrive. How many computations before? Try 0, 1, 2, 3 and let `seconds` choose.",
     "order = stages in the order of their first F; for stage in order[1:]: taken = [w for w in words if "
-    'w.startswith(("step", "gather")) and w ends with "@" + stage]; rest = the other words; first = position in `rest` of '
-    "the first F of that stage; at = max(0, first - ahead); rest[at:at] = taken. Do this to all ranks for ahead in "
+    'w.startswith(("step", "gather")) and w ends with "@" + stage]; rest = the other words; first = position in `rest` '
+    "of the first F of that stage; at = max(0, first - ahead); rest[at:at] = taken. Do this to all ranks for ahead in "
     "range(4); return the lists with the smallest `seconds`. Then go on: W that nobody waits for can be held back, "
     "to reduce the stage that is needed first under them.",
 )
@@ -48,14 +48,15 @@ MISTAKES = {
     "given: make a new list with list(words) before you insert or remove.",
     "drops_work": "Some work is missing, or there twice. A schedule gets faster by leaving work out, but then it is "
     "another update: each word of a rank stays on that rank, once.",
-    "cannot_run": "Your lists cannot run: `seconds` is infinite for them. Something comes before what it needs. A W comes "
-    "behind its I, a reduction behind the last W of its stage, a step behind its reductions, a gather behind the step.",
+    "cannot_run": "Your lists cannot run: `seconds` is infinite for them. Something comes before what it needs. A W "
+    "comes behind its I, a reduction behind the last W of its stage, a step behind its reductions, a gather behind the "
+    "step.",
     "forgets_the_best": "You have seen better lists than those you return: keep the best so far, and return that. If "
     "you do keep it, keep a *copy*, which later moves do not change.",
     "no_faster": "The update takes as long as before. Moving what is hidden already gains nothing: look for what the "
     "ranks wait for at the end of a pass, and what they could do meanwhile.",
-    "too_little": "Faster, but most of what is there to gain is still there. The steps and gathers of all stages but the "
-    "one that is needed first can go under the forwards of the next pass, on every rank.",
+    "too_little": "Faster, but most of what is there to gain is still there. The steps and gathers of all stages but "
+    "the one that is needed first can go under the forwards of the next pass, on every rank.",
     "too_many_calls": f"`seconds` was asked more than {MOST_CALLS} times. Think about which moves can help before "
     "trying, or stop earlier.",
 }  # fmt: skip
@@ -85,7 +86,7 @@ class Oracle:
         key = tuple(tuple(words) for words in lists)
         if key not in self.known:
             try:
-                self.known[key] = math.inf if self.missing(lists) else period(schedule_like(self.schedule, lists),
+                self.known[key] = math.inf if self.missing(lists) else period(with_words(self.schedule, lists),
                                                                               self.costs)
             except ScheduleError:
                 self.known[key] = math.inf
@@ -105,15 +106,10 @@ class Oracle:
     def fault(self, lists: Sequence[Sequence[str]]) -> str:
         """Why the lists cannot run, or ""."""
         try:
-            check(schedule_like(self.schedule, lists))
+            check(with_words(self.schedule, lists))
         except ScheduleError as error:
             return str(error)
         return ""
-
-
-def schedule_like(schedule: Schedule, lists: Sequence[Sequence[str]]) -> Schedule:
-    """The same pipeline with what the words say. Raises `ScheduleError` for a word that is none."""
-    return schedule.with_ranks([Action.parse(word) for word in words] for words in lists)
 
 
 def given_lists(schedule: Schedule) -> list[list[str]]:
@@ -140,8 +136,8 @@ class Case(NamedTuple):
         if self.missing or self.fault:
             return f"{self.kind}: {self.missing or self.fault}"
         seen = f"; {self.least * 1e3:.0f} ms was seen" if self.least < self.took * (1 - 1e-9) else ""
-        return (f"{self.kind}: an update took {self.before * 1e3:.0f} ms and takes {self.took * 1e3:.0f}{seen}; no more "
-                f"than {self.target * 1e3:.0f} is asked for, nothing beats {self.bound * 1e3:.0f}")
+        return (f"{self.kind}: an update took {self.before * 1e3:.0f} ms and takes {self.took * 1e3:.0f}{seen}; "
+                f"no more than {self.target * 1e3:.0f} is asked for, nothing beats {self.bound * 1e3:.0f}")
 
 
 @exercise("13.2", title="beat the given schedule", minutes=20, needs="beat", hints=HINTS, mistakes=MISTAKES)

@@ -23,12 +23,12 @@ from course_lib.lab.model import Row, Verdict, exercise
 HINTS = (
     "List what there is to choose from first: t, then p, then D follows from gpus, and N from B, b and D. Which of the "
     "combinations cannot be? For those that can: how long is one update?",
-    "Two loops, over t in (1, 2, 4, 8) and p from 1 to gpus // t. Skip what does not divide: gpus by t·p, B by b·D. Skip "
-    "what needs more than `limit`. Keep the one with the smallest (N + p − 1)·micro_s(t, p) + data_s(t, p, D): the last "
-    "micro-batch enters after N − 1 others and then still has p stages to go through.",
-    "best = None; for t in (1, 2, 4, 8): for p in range(1, gpus // t + 1): if gpus % (t * p): continue; D = gpus // (t * "
-    "p); if B % (b * D): continue; if memory(t, p, D) > limit: continue; N = B // (b * D); s = (N + p - 1) * micro_s(t, "
-    "p) + data_s(t, p, D); keep (s, (t, p, D, N)) if it is the smallest. Return what was kept, or None.",
+    "Two loops, over t in (1, 2, 4, 8) and p from 1 to gpus // t. Skip what does not divide: gpus by t·p, B by b·D. "
+    "Skip what needs more than `limit`. Keep the one with the smallest (N + p − 1)·micro_s(t, p) + data_s(t, p, D): "
+    "the last micro-batch enters after N − 1 others and then still has p stages to go through.",
+    "best = None; for t in (1, 2, 4, 8): for p in range(1, gpus // t + 1): if gpus % (t * p): continue; D = gpus // (t "
+    "* p); if B % (b * D): continue; if memory(t, p, D) > limit: continue; N = B // (b * D); s = (N + p - 1) * "
+    "micro_s(t, p) + data_s(t, p, D); keep (s, (t, p, D, N)) if it is the smallest. Return what was kept, or None.",
 )
 
 MISTAKES = {
@@ -45,7 +45,8 @@ MISTAKES = {
     "more micro-batches and a smaller bubble, and other traffic. Let the seconds decide.",
     "t_up_to_gpus": "Your tensor-parallel groups are larger than a node of 8. Their traffic is on the critical path of "
     "every layer and needs the wires inside a node: t is 1, 2, 4 or 8.",
-    "divides_by_p_again": "micro_s(t, p) is of one *stage* already, a p-th of the model. Do not divide it by p once more.",
+    "divides_by_p_again": "micro_s(t, p) is of one *stage* already, a p-th of the model. Do not divide it by p once "
+    "more.",
     "nothing_fits": "Where nothing fits, the answer is None: not an exception, and no layout either.",
 }  # fmt: skip
 
@@ -108,8 +109,9 @@ class Case:
         said = f"{self.gpus} GPUs, B = {self.B}, b = {self.b}: gave {self.got}"
         if (best := self.right()) is None:
             return f"{said}, and nothing fits"
-        took = f" takes {self.seconds(self.got):.3g} s" if self.got in list(self.choices()) else " is none of the layouts"
-        return f"{said}, which{took if self.got else ' is none'}; {best} takes {self.seconds(best):.3g} s"
+        can = self.got in list(self.choices())
+        took = f"takes {self.seconds(self.got):.3g} s" if can else "is none of those that can be"
+        return f"{said}, which {took}; {best} takes {self.seconds(best):.3g} s"
 
 
 _WRONG: dict[str, Callable[[Case], Layout | None]] = {

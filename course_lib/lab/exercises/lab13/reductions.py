@@ -23,8 +23,8 @@ from course_lib.schedule.generators import interleaved, one_f_one_b, zb_v, zero_
 from course_lib.schedule.joint import delay_weights, naive
 
 HINTS = (
-    "For each stage of the rank: behind which word is its gradient complete? Look for it in the *list*: the last W that "
-    "stands there, whatever its number. A rank whose backward is not split has no W; there it is the last B.",
+    "For each stage of the rank: behind which word is its gradient complete? Look for it in the *list*: the last W "
+    "that stands there, whatever its number. A rank whose backward is not split has no W; there it is the last B.",
     "Go through the words once and note for each stage the position of its last W or B: a dictionary, in which later "
     "positions overwrite earlier ones. Then build a new list: leave the reductions out where they stand, and behind "
     "each noted position put all reductions of that stage.",
@@ -36,12 +36,12 @@ HINTS = (
 MISTAKES = {
     "no_result": "Your function returned None. Is there a `return` at its end?",
     "changes_the_input": "The list that was passed has changed. Whoever passed it still needs it: build a new one.",
-    "loses_reductions": "A reduction is missing, or there twice. A bucket that is never reduced lets its replicas drift "
-    "apart, and nothing fails; one that is reduced twice counts its gradient twice.",
+    "loses_reductions": "A reduction is missing, or there twice. A bucket that is never reduced lets its replicas "
+    "drift apart, and nothing fails; one that is reduced twice counts its gradient twice.",
     "forgets_b": "It is right where the backward is split. Where it is not there is no W: the last B completes the "
     "gradient, and the reductions belong behind that.",
-    "moves_words": "Something other than the reductions has moved or got lost. Steps, gathers and frees stay where they "
-    "are; what they are good for comes in the next exercise.",
+    "moves_words": "Something other than the reductions has moved or got lost. Steps, gathers and frees stay where "
+    "they are; what they are good for comes in the next exercise.",
     "behind_the_last_i": "The reductions stand behind the last I of their stage. I gives the gradient of the stage's "
     "*input*; that of its weights is complete only when the last W is done.",
     "by_number": "You take the W of the last micro-batch for the last W. Schedules do W in any order that suits them: "
@@ -52,11 +52,11 @@ MISTAKES = {
     "stage has a last W of its own: look for that of the stage that the reduction names.",
     "one_block": "All reductions of the rank still go at one time, one behind the other on one wire, when nothing is "
     "left to compute. A stage that is done early can send early: its reductions go behind *its* last W.",
-    "one_bucket": "One bucket of each stage has moved, the others still wait at the end. All of them are complete at the "
-    "same moment.",
+    "one_bucket": "One bucket of each stage has moved, the others still wait at the end. All of them are complete at "
+    "the same moment.",
 }  # fmt: skip
 
-EXAMPLE = "F0@0 F0@2 I0@2 W0@2 I0@0 W0@0 reduce0@2 reduce0@0 step@2 step@0".split()
+EXAMPLE = ["F0@0", "F0@2", "I0@2", "W0@2", "I0@0", "W0@0", "reduce0@2", "reduce0@0", "step@2", "step@0"]
 WANTED = "F0@0 F0@2 I0@2 W0@2 reduce0@2 I0@0 W0@0 reduce0@0 step@2 step@0"
 
 
