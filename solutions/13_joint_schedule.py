@@ -419,8 +419,8 @@ for part in (0.25, 0.5, 1.0, 1.5):
 # - Each replica does N micro-batches of b: B = b·D·N, exactly.
 # - `micro_s(t, p)` are the seconds of one micro-batch on *one stage*; `data_s(t, p, D)` those of what data
 #   parallelism exposes and of the optimizer, once an update. The pipeline is 1F1B; you know its bubble.
-# - `memory(t, p, D)` are bytes of the fullest GPU; it must not be above `limit`. A layout that cannot be, because layers
-#   or heads do not divide, takes infinitely many.
+# - `memory(t, p, D)` are bytes of the fullest GPU; it must not be above `limit`. A layout that cannot be, because
+#   layers or heads do not divide, takes infinitely many.
 
 # %% id="layout" exercise="13.3"
 def best_layout(gpus, B, b, micro_s, data_s, memory, limit):
@@ -581,9 +581,9 @@ print(f"needed first, gathered last: {period(early, costs) * 1e3:.0f} ms; gather
 # ## The whole way
 #
 # The article that this course grew out of describes four steps: all-reduce after every micro-step, only once, in
-# buckets under backward, and everything in one schedule. Here they are on one set of ranks: four, on two nodes. Same stages,
-# same micro-batches, the same compute for each rank. The first three keep the whole model on every rank; the joint
-# schedule cuts it over the two ranks of a node and shards it over the nodes.
+# buckets under backward, and everything in one schedule. Here they are on one set of ranks: four, on two nodes. Same
+# stages, same micro-batches, the same compute for each rank. The first three keep the whole model on every rank; the
+# joint schedule cuts it over the two ranks of a node and shards it over the nodes.
 
 # %% id="way"
 way = way_runs(theirs, action_ms=8.0, stage_kb=256, fabric=two_nodes(0.12, 4), passes=passes, rounds=rounds)
@@ -630,8 +630,8 @@ lab.review(third["yours"].timeline)
 # - **Overlap is a resource-allocation problem.** Devices, wires and memory are the resources; a schedule says who gets
 #   what when. Now you can state it, check it, and measure it.
 # - Reduce each stage when *its* last W is done. What remains is the last stage's, as the last bucket's in lab 04.
-# - A pass has no end. What a stage needs between two passes, its turn, can be placed anywhere in it, also under the next
-#   forwards.
+# - A pass has no end. What a stage needs between two passes, its turn, can be placed anywhere in it, also under the
+#   next forwards.
 # - Compare with a bound, and say how far you are above it. Without one, nobody knows whether to go on.
 # - Cut the model only as far as it has to be cut. D is what is left over, and N follows.
 #
