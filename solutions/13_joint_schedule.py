@@ -26,6 +26,8 @@ from course_lib import lab
 lab.begin(submission)
 
 # %% id="imports"
+from dataclasses import replace
+
 from course_lib import show
 from course_lib.lab.pipeline_words import with_words, words_of
 from course_lib.lab.recall import recall
@@ -40,7 +42,7 @@ from course_lib.plan.search import slower_because
 from course_lib.plan.shape import model
 from course_lib.plan.validate import compare as against_published
 from course_lib.plan.validate import summaries
-from course_lib.schedule import Op, ScheduleError, check, zero_bubble
+from course_lib.schedule import Op, ScheduleError, breadth_first, check, interleaved, zero_bubble
 from course_lib.schedule.degrees import Degrees
 from course_lib.schedule.joint import (
     delay_weights,
@@ -50,14 +52,14 @@ from course_lib.schedule.joint import (
     steps_by_bucket,
     under_the_next_pass,
 )
+from course_lib.simulate.greedy import greedy
 from course_lib.simulate.pipeline import Costs, period, predict
-from course_lib.simulate.place import just_in_time
 from course_lib.simulate.search import search
 
 degrees = Degrees(2, 2, 2) if ranks >= 8 and not quick else Degrees(2, 1, 2)
 m, v, buckets = 4, 3, 2
-action_ms = 8.0 if quick else 16.0
-passes, rounds = (4, 2) if quick else (5, 3)
+action_ms = 12.0 if quick else 16.0
+passes, rounds = (3, 1) if quick else (5, 3)
 
 
 def two_nodes(gbit, ranks):
@@ -296,8 +298,8 @@ lab.check("13.2", beat)
 # ## Against the library
 #
 # Now with the costs that were measured on your wire. The library builds one schedule from nothing, *greedily*: at every
-# moment each rank and each wire does the most urgent thing it can. Then it tries random moves and keeps what is not
-# worse. All run in alternation.
+# moment each rank and each wire does the most urgent thing it can. Without `quick` it then tries random moves and keeps
+# what is not worse. All run in alternation.
 
 # %% id="beat-run"
 costs = second.costs
@@ -311,8 +313,11 @@ def seconds(lists):
 
 
 yours = with_words(early, beat(words_of(early), seconds))
-theirs = search(given, costs, moves=20 if quick else 100, seed=seed, memory=m * v).schedule
-third = joint_runs({"given": given, "reduced early": early, "yours": yours, "library": theirs}, **setting)
+theirs = greedy(bare, costs, buckets, memory=m * v)
+if not quick:
+    theirs = search(theirs, costs, moves=100, seed=seed, memory=m * v).schedule
+third = joint_runs({"given": given, "reduced early": early, "yours": yours, "library": theirs},
+                   **setting | {"rounds": 2 if quick else 3})
 least = third.bound("given")
 for name, one in third.runs.items():
     print(told(third, name))
@@ -361,15 +366,16 @@ def drawn(traffic, stages):
     each = Costs(F=0.01, I=0.01, W=0.01, reduce=0.01 * traffic / buckets, gather=0.01 * traffic, step=0.0005)
     plain = naive(zero_bubble(2, m, stages), buckets)
     moved = reductions_at_last_use(plain)
-    held = steps_by_bucket(first_needed_first(delay_weights(moved, m * (stages - 1))))
+    held = first_needed_first(delay_weights(moved, m * (stages - 1)))
     shown = {"given": plain, "reduced early": moved, "into the next": under_the_next_pass(moved),
-             "W held back": min((just_in_time(one, each) for one in (moved, held)), key=lambda one: period(one, each))}
+             "W held back": min((under_the_next_pass(steps_by_bucket(held), ahead) for ahead in range(3)),
+                                key=lambda one: period(one, each))}
     return {f"{name}, {period(one, each) * 1e3:.0f} ms": predict(one, each, passes=3).timeline.select(step=1)
             for name, one in shown.items()}
 
 
 explore_schedules(drawn, {"traffic": "reduction, and gather, in F", "stages": "stages a rank v"},
-                  traffic=(1, [0, 0.5, 1, 2]), stages=(3, [1, 2, 3]))
+                  traffic=(1, [0, 1, 2]), stages=(3, [1, 2, 3]))
 
 # %% [markdown] id="experts-text"
 # ## Extra: experts
@@ -392,16 +398,17 @@ for name, size in sent.items():
           f"{size / where.gpu.network:7.2f} s of the network")
 
 # %% [markdown] id="experts-why"
-# What hides an all-to-all is *another micro-batch*: while the tokens of one travel, the other computes. A schedule
-# that pairs the F of one micro-batch with the I or W of another does that (DualPipe, DeepSeek-V3, arXiv 2412.19437).
-# It is chunking (lab 11) with micro-batches for chunks. By arithmetic for one layer, with two all-to-alls of this part
-# of its compute each:
+# What hides an all-to-all is *another micro-batch*: while the tokens of one travel, the other computes (arXiv
+# 2412.19437 pairs the forward of one with the backward of another). It is chunking (lab 11) with micro-batches for
+# chunks. As a schedule: a layer becomes three stages of one rank, what routes, the experts, what follows, with an
+# all-to-all between them. *Depth first* takes a micro-batch through all of them; *breadth first* takes all
+# micro-batches through one before the next begins. One rank, simulated:
 
-# %% id="experts-pairs"
-for part in (0.25, 0.5, 1.0, 1.5):
-    alone, paired = 1 + 2 * part, max(2.0, 4 * part, 1 + 2 * part) / 2
-    print(f"each all-to-all {part:4.0%} of the layer: {alone:.2f} times its compute by itself, in pairs at best "
-          f"{paired:.2f}")
+# %% id="experts-order"
+for part in (0.25, 0.5, 1.0, 2.0):
+    each = Costs(F=0.01, B=0.02, exchange=0.01 * part)
+    deep, wide = (predict(one, each).step_s / (3 * m * 0.03) for one in (interleaved(1, m, 3), breadth_first(1, m, 3)))
+    print(f"an all-to-all of {part:4.0%} of F: {deep:.2f} times the compute depth first, {wide:.2f} breadth first")
 
 # %% [markdown] id="plan-text"
 # ## A plan for 64 GPUs
@@ -586,7 +593,9 @@ print(f"needed first, gathered last: {period(early, costs) * 1e3:.0f} ms; gather
 # joint schedule cuts it over the two ranks of a node and shards it over the nodes.
 
 # %% id="way"
-way = way_runs(theirs, action_ms=8.0, stage_kb=256, fabric=two_nodes(0.12, 4), passes=passes, rounds=rounds)
+slower = two_nodes(0.048, 4)  # so slow that it matters for all four
+joint = greedy(bare, replace(costs, reduce=2.5 * costs.reduce, gather=2.5 * costs.gather), buckets)
+way = way_runs(joint, action_ms=12.0, stage_kb=384, fabric=slower, passes=passes, rounds=rounds)
 print(f"compute of an update Tc = {way.Tc * 1e3:.0f} ms; one all-reduce of the whole gradient Tm = "
       f"{way.Tm * 1e3:.0f} ms; the joint schedule's reductions and gathers {way.joint_Tm * 1e3:.0f} ms")
 for name, one in way.runs.items():

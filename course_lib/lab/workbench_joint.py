@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from course_lib.launch import Fabric
 from course_lib.schedule.action import Op, Schedule
@@ -17,6 +17,9 @@ from course_lib.schedule.degrees import Degrees
 from course_lib.simulate.bound import Bound, bound
 from course_lib.simulate.pipeline import Costs, period, predict, updates
 from course_lib.timeline import Timeline, intersect, length, union
+
+if TYPE_CHECKING:
+    from course_lib.schedule.grid import Grid
 
 SAME_UPDATES = 3
 _DATA = "reduce", "gather", "all_gather"
@@ -123,23 +126,25 @@ def _on_rank(schedules: dict[str, Schedule], degrees: Degrees, action_ms: float,
     import torch.distributed as dist
 
     from course_lib.launch import control_group
+    from course_lib.schedule.grid import grid
     from course_lib.schedule.measured import Work, run_on_a_rank
 
     work = Work(action_ms, action_ms, action_ms, parameters=elements, activations=2**10)
     costs, lines = run_on_a_rank(schedules, degrees, work, passes, rounds)
-    off = torch.tensor([_from_reference(schedule, degrees) for schedule in schedules.values()], dtype=torch.float64)
+    place = grid(degrees)
+    off = torch.tensor([_from_reference(schedule, degrees, place) for schedule in schedules.values()],
+                       dtype=torch.float64)
     dist.all_reduce(off, op=dist.ReduceOp.MAX, group=control_group())
     return costs, lines, dict(zip(schedules, off.tolist()))
 
 
-def _from_reference(schedule: Schedule, degrees: Degrees) -> float:
+def _from_reference(schedule: Schedule, degrees: Degrees, place: Grid) -> float:
     """Some updates of small stages under the schedule, and in one process."""
     import torch
     from torch import nn
 
     from course_lib.schedule.emulated import EmulatedStage
     from course_lib.schedule.execute import Pipeline
-    from course_lib.schedule.grid import grid
 
     def stage(number: int) -> nn.Module:
         return nn.Sequential(*(EmulatedStage(0, 0, 0, 6) for _ in range(schedule.buckets[number])))
@@ -147,7 +152,7 @@ def _from_reference(schedule: Schedule, degrees: Degrees) -> float:
     def loss_of(output: Any, _batch: Any = None) -> Any:
         return output.square().sum()
 
-    place, m, rate = grid(degrees), schedule.micro_batches, 0.5
+    m, rate = schedule.micro_batches, 0.5
     window = [torch.linspace(-1, 1, 8).roll(i) * (1 + i / m) for i in range(m * degrees.data)]
     mine, optimizers = {s: stage(s) for s in schedule.stages_of(place.stage)}, {}
 

@@ -109,7 +109,7 @@ def _on_rank(joint: Schedule, action_ms: float, elements: int, passes: int,
              "forward_ms": action_ms * joint.stages / parts, "backward_ms": 2 * action_ms * joint.stages / parts}
     made = Updates(lambda: equal(**layer), tiny_micro_step, joint.micro_batches // DEGREES.pipeline)
     cap = 2 * layer["mb"]
-    steps = {EVERY: made.of("no_sync", {}, every=True), ONCE: made.of("no_sync", {}),
+    steps = {EVERY: made.of("serial", {"flat": True}, every=True), ONCE: made.of("no_sync", {}),
              BUCKETS: made.of("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})}
     compute, flat = made.compute(), made.communication(joint.stages * elements * 4)
     work = Work(action_ms, action_ms, action_ms, parameters=elements, activations=2**10)
