@@ -50,17 +50,8 @@ class JointRun:
 
     @property
     def hidden(self) -> float:
-        """The part of the time of reductions and gathers in which their rank computes, over the passes between the
-        first and the last."""
-        inner = self.timeline.steps[1:-1]
-        moved = hidden = 0
-        for rank in self.timeline.ranks:
-            mine = self.timeline.select(rank=rank)
-            compute = union(mine.select(kind="compute").intervals())
-            wire = union(Timeline.of((s for s in mine.select(kind="comm") if s.step in inner
-                                      and s.name.startswith(_DATA)), mine.provenance).intervals())
-            moved, hidden = moved + length(wire), hidden + length(intersect(wire, compute))
-        return hidden / moved if moved else 0.0
+        """`hidden_share` of what was measured."""
+        return hidden_share(self.timeline)
 
 
 @dataclass(frozen=True)
@@ -78,6 +69,10 @@ class JointRuns:
         """Seconds of an update by the simulator, with the costs of this run."""
         return period(self.runs[name].schedule, self.costs)
 
+    def predicted_hidden(self, name: str) -> float:
+        """`hidden_share` by the simulator, with the costs of this run."""
+        return hidden_share(predict(self.runs[name].schedule, self.costs, 4).timeline)
+
     def bound(self, name: str) -> Bound:
         return bound(self.runs[name].schedule, self.costs)
 
@@ -92,6 +87,20 @@ class JointRuns:
         run = self.runs[name]
         measured = self.degrees.one_pipeline(run.timeline)
         return predict(run.schedule, self.costs, passes).timeline, measured
+
+
+def hidden_share(timeline: Timeline) -> float:
+    """The part of the time of reductions and gathers in which their rank computes, over the passes between the first
+    and the last."""
+    inner = timeline.steps[1:-1]
+    moved = hidden = 0
+    for rank in timeline.ranks:
+        mine = timeline.select(rank=rank)
+        compute = union(mine.select(kind="compute").intervals())
+        wire = union(Timeline.of((s for s in mine.select(kind="comm") if s.step in inner and s.name.startswith(_DATA)),
+                                 mine.provenance).intervals())
+        moved, hidden = moved + length(wire), hidden + length(intersect(wire, compute))
+    return hidden / moved if moved else 0.0
 
 
 def joint_runs(schedules: Mapping[str, Schedule], *, degrees: Degrees, action_ms: float = 8.0, stage_kb: float = 256,
