@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_lib.launch import PRESETS, Fabric, RankFailed, run
 from course_lib.launch.elastic import join
+from course_lib.launch.processes import die_with_parent
 from course_lib.launch.wire import Wire
 from course_lib.train.job.loop import train
 from course_lib.train.job.options import Options, Refusal, flag
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks = int(os.environ["WORLD_SIZE"]) if started else asked.get("ranks", 2)
         options.laid_out(ranks)
         if started:
+            die_with_parent(os.getppid())  # torchrun killed outright would leave its ranks waiting for ever
             join()
             train(options)
             if not isinstance(dist.group.WORLD, Wire):  # a Wire takes itself down; NCCL wants to be asked to

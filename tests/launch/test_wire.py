@@ -89,7 +89,7 @@ def test_injected_latency(kind):
             most = latency_ms + alone + 0.3 + late
             if least <= took <= most:
                 break
-        assert least <= took <= most, f"a message took {alone:.2f} ms, and {took:.2f} ms with {latency_ms} ms of latency"
+        assert least <= took <= most, f"a message took {alone:.2f} ms; {took:.2f} ms with {latency_ms} ms of latency"
 
 
 @pytest.mark.timing

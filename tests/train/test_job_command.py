@@ -112,7 +112,9 @@ def test_two_nodes_under_torchrun_go_on_after_a_kill_as_if_nothing_had_been(tmp_
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3",
          "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=is_host={int(n == 0)}",
          "--local-addr=127.0.0.1", "-m", "course_lib.train", *SMALL, "--out", str(out)],
-        stdout=(tmp_path / f"node{n}").open("w"), stderr=subprocess.STDOUT, start_new_session=True) for n in range(2)]
+        stdout=(tmp_path / f"node{n}").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"})  # as `run` gives its ranks: bits depend on the number of threads
+        for n in range(2)]
     try:
         until(lambda: metrics.exists() and len(rows(metrics)) > EVERY + 2)
         os.kill(worker_of(nodes[1]), signal.SIGKILL)
@@ -130,8 +132,26 @@ def test_two_nodes_under_torchrun_go_on_after_a_kill_as_if_nothing_had_been(tmp_
     run(several, [whole], ranks=2, fabric="loopback")
     for inside in ("model.pt", f"checkpoints/step-{STEPS:08d}"):
         same = same_bits(out / inside, whole.out / inside)
-        assert len(same) > 20 and all(same.values()), same
+        assert len(same) > 20 and [name for name, equal in same.items() if not equal] == []
 
     from course_lib.trace.reader import load
     trace = load(whole.out / "trace")
     assert [r.rank for r in trace.ranks] == [0, 1] and list(trace.timeline.steps) == [2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the rank in /proc")
+def test_a_torchrun_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as said:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "-m", "course_lib.train", *SMALL,
+             "--steps", "100000", "--out", str(tmp_path / "out")],
+            stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        until(lambda: (tmp_path / "out" / "metrics.jsonl").exists())
+        rank = worker_of(agent)
+        agent.kill()
+        agent.wait(10)
+        until(lambda: not Path(f"/proc/{rank}/cmdline").exists() or not Path(f"/proc/{rank}/cmdline").read_bytes(), 10)
+    finally:
+        agent.poll() is None and os.killpg(agent.pid, signal.SIGKILL)

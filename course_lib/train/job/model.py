@@ -14,12 +14,13 @@ from course_lib.train.data import IGNORE, Batch
 from course_lib.train.gpt import GPT, next_byte_loss
 from course_lib.train.job.mesh import Mesh
 from course_lib.train.job.options import Options
+from course_lib.train.job.state import seed_all
 from course_lib.train.window import LossOf
 
 
 def build(options: Options, mesh: Mesh, device: torch.device) -> GPT:
     """The same parameters on every rank, or with `--tp` this rank's shards of them. Collective call."""
-    torch.manual_seed(options.seed)
+    seed_all(options.seed)
     model = GPT(options.config).to(device)
     return model if mesh.shards is None else parallel_gpt(model, mesh.shards, options.sequence_parallel)
 

@@ -29,6 +29,13 @@ def load_optimizer_state(params: Mapping[str, nn.Parameter], optimizer: Optimize
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def seed_all(seed: int) -> None:
+    """Begin all generators at `seed`, so that two runs with the same options are the same run."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """Of Python, numpy, torch and this rank's GPU, made of tensors and plain values."""
     name, keys, *rest = numpy.random.get_state()
