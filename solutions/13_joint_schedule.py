@@ -283,8 +283,8 @@ def beat(lists, seconds):
         return out
 
     best, least = lists, seconds(lists)
-    for late in range(sum(w[0] == "W" for w in lists[0]) // 2 + 1):
-        for behind in range(late + 1):
+    for late in range(0, sum(w[0] == "W" for w in lists[0]) // 2 + 1, 2):
+        for behind in range(0, late + 1, 2):
             for ahead in (0, 1, 2):
                 other = [arranged(words, late, behind, ahead) for words in lists]
                 if (took := seconds(other)) < least:
@@ -619,9 +619,9 @@ side_by_side({f"{name}, F = {way.fair_score(name).value or 0:.2f}": one.timeline
 # the same thing seen from the device, and it says nothing about *useful* compute: recomputation raises it too.
 #
 # Two things change in the last row, not one. The schedule hides more, and the layout sends less: a rank reduces and
-# gathers half the model, with one partner instead of three. That is 2·½·G/2 bytes instead of 2·¾·G. (Less is saved here:
-# gloo's reduce-scatter moves twice what it has to. And the pipeline sends activations instead, inside a node.) **Send
-# less first, then hide what is left.**
+# gathers half the model, with one partner instead of three. That is 2·½·G/2 bytes instead of 2·¾·G. (Less is saved
+# here: gloo's reduce-scatter moves twice what it has to. And the pipeline sends activations instead, inside a node.)
+# **Send less first, then hide what is left.**
 #
 # ## What you predicted
 #

@@ -76,6 +76,11 @@ class Case:
     def memory(self, t: int, p: int, D: int) -> float:
         return self._at(self.bytes, "memory", t, p, D)
 
+    def functions(self) -> tuple[Callable, Callable, Callable]:
+        """`micro_s`, `data_s` and `memory` as plain functions, which a grader's sandbox can call."""
+        return (lambda t, p: self.micro_s(t, p), lambda t, p, D: self.data_s(t, p, D),
+                lambda t, p, D: self.memory(t, p, D))
+
     def _at(self, table: dict[tuple[int, int], float], name: str, t: Any, p: Any, D: Any = 1) -> float:
         if (t, p) not in table or not D >= 1:
             extra = f", {D}" if name != "micro_s" else ""
@@ -138,8 +143,7 @@ def choose_the_layout(answer: Callable, draw: random.Random) -> Verdict:
     for case in (*cases, none):
         shown = f"best_layout({case.gpus}, {case.B}, {case.b}, micro_s, data_s, memory, limit)"
         try:
-            got = call(answer, case.gpus, case.B, case.b, case.micro_s, case.data_s, case.memory, case.limit,
-                       shown=shown)  # fmt: skip
+            got = call(answer, case.gpus, case.B, case.b, *case.functions(), case.limit, shown=shown)
         except Exception as broke:
             if case is none and not isinstance(broke, NotImplementedError):
                 got = str(broke)
