@@ -58,7 +58,8 @@ def draw_lanes(picture: Picture, scenes: Mapping[str, Scene], top_px: float, loo
     top = 0.0
     for name, one in scenes.items():
         picture.text_px(14, top_px + top + 12, name, 12, weight="bold")
-        picture.text_px(LEFT, top_px + top + 12, numbers(one), 11, color=look.muted)
+        beside = max(LEFT, 24 + 8 * len(name))  # a long name pushes them to the right
+        picture.text_px(beside, top_px + top + 12, numbers(one), 11, color=look.muted)
         top += GAP
         for row in one.rows[:2]:
             axes.broken_barh([(0, row.stop / 1e6)], (top, LANE), facecolors=look.lane)
