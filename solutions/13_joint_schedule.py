@@ -59,7 +59,7 @@ from course_lib.simulate.search import search
 degrees = Degrees(2, 2, 2) if ranks >= 8 and not quick else Degrees(2, 1, 2)
 m, v, buckets = 4, 3, 2
 action_ms = 12.0 if quick else 16.0
-passes, rounds = (3, 1) if quick else (5, 3)
+passes, rounds = (3, 2) if quick else (5, 3)
 
 
 def two_nodes(gbit, ranks):
@@ -124,7 +124,7 @@ lab.predict("13.replicas", "64 A100, 7B parameters, B = 1024: which number of re
 bare = zero_bubble(2, m, v)
 given = naive(bare, buckets)
 print(given)
-first = joint_runs({"given": given}, **setting)
+first = joint_runs({"given": given}, **setting | {"rounds": 1})
 base, costs = first["given"], first.costs
 print(f"F {costs.F * 1e3:.1f}, I {costs.I * 1e3:.1f}, W {costs.W * 1e3:.1f} ms; of a stage: both buckets reduced "
       f"{buckets * costs.reduce * 1e3:.1f} ms, gathered {costs.gather * 1e3:.1f} ms, stepped {costs.step * 1e3:.1f} ms")
@@ -317,8 +317,7 @@ yours = with_words(early, beat(words_of(early), seconds))
 theirs = greedy(bare, costs, buckets, memory=m * v)
 if not quick:
     theirs = search(theirs, costs, moves=100, seed=seed, memory=m * v).schedule
-third = joint_runs({"given": given, "reduced early": early, "yours": yours, "library": theirs},
-                   **setting | {"rounds": 2 if quick else 3})
+third = joint_runs({"given": given, "reduced early": early, "yours": yours, "library": theirs}, **setting)
 least = third.bound("given")
 for name, one in third.runs.items():
     print(told(third, name))
@@ -598,7 +597,7 @@ print(f"needed first, gathered last: {period(early, costs) * 1e3:.0f} ms; gather
 # %% id="way"
 slower = two_nodes(0.048, 4)  # so slow that it matters for all four
 joint = greedy(bare, replace(costs, reduce=2.5 * costs.reduce, gather=2.5 * costs.gather), buckets)
-way = way_runs(joint, action_ms=12.0, stage_kb=384, fabric=slower, passes=passes, rounds=rounds)
+way = way_runs(joint, action_ms=12.0, stage_kb=384, fabric=slower, passes=passes, rounds=1 if quick else 3)
 print(f"compute of an update Tc = {way.Tc * 1e3:.0f} ms; one all-reduce of the whole gradient Tm = "
       f"{way.Tm * 1e3:.0f} ms; the joint schedule's reductions and gathers {way.joint_Tm * 1e3:.0f} ms")
 for name, one in way.runs.items():
@@ -607,12 +606,12 @@ for name, one in way.runs.items():
           f"{way.Tc / one.median_s:.0%} of it; {score.sentence}")
 
 # %% id="way-figure" tags=["picture"]
-side_by_side({f"{name}, F = {way.fair_score(name).value or 0:.2f}": one.timeline.select(step=1)
+side_by_side({f"{name}, F = {way.fair_score(name).value or 0:.2f}": one.one_update
               for name, one in way.runs.items()})
 
 # %% [markdown] id="way-why"
-# The last row shows one pass from its first action to its last. Under a joint schedule passes overlap, so the update,
-# in the lines above, is shorter than that.
+# Each row shows rank 0 from the begin of one pass to that of the next. In the last row that begins with what the pass
+# before has left over.
 #
 # F is 0 for the first row and would be 1 at the physical limit, the longer of compute and traffic. The share of the
 # update in which a rank computes is what the article calls utilisation and wants to bring from 40 to over 80 %. It is

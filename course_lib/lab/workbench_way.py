@@ -15,7 +15,7 @@ from course_lib.schedule.action import Op, Schedule
 from course_lib.schedule.degrees import Degrees
 from course_lib.score import Score, fair_score
 from course_lib.simulate.pipeline import Costs, updates
-from course_lib.timeline import Timeline
+from course_lib.timeline import Span, Timeline
 
 EVERY, ONCE, BUCKETS, JOINT = "serial", "no_sync", "buckets", "joint"
 DEGREES = Degrees(2, 1, 2)
@@ -39,6 +39,11 @@ class WayRun:
         """Half the distance between the quartiles, seconds."""
         low, _, high = statistics.quantiles(self.updates_s, n=4)
         return (high - low) / 2
+
+    @property
+    def one_update(self) -> Timeline:
+        """`one_update` of its timeline."""
+        return one_update(self.timeline)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,18 @@ def way_runs(joint: Schedule, *, action_ms: float = 8.0, stage_kb: float = 256, 
         typical = min(lines, key=lambda line: abs(statistics.median(updates(line)) - statistics.median(took)))
         runs[name] = WayRun(name, took, typical)
     return Way(runs, Tc, Tm, traffic_s(joint, costs))
+
+
+def one_update(timeline: Timeline) -> Timeline:
+    """What rank 0 does from the begin of its second pass to that of its third, whatever pass it belongs to: under a
+    joint schedule one pass does what is left of another. Raises `ValueError` for fewer than three passes."""
+    begins = sorted(span.start for span in timeline.select(rank=0, kind="step"))
+    if len(begins) < 3:
+        raise ValueError(f"one_update: {len(begins)} passes; a whole update takes the begin of three")
+    first, last = begins[1:3]
+    inside = [span._replace(start=max(span.start, first), stop=min(span.stop, last), step=1)
+              for span in timeline.select(rank=0) if span.kind != "step" and span.start < last and span.stop > first]
+    return Timeline.of([*inside, Span(0, "step", "step", "step 1", first, last, -1, -1, 1)], timeline.provenance)
 
 
 def traffic_s(schedule: Schedule, costs: Costs) -> float:

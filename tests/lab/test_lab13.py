@@ -13,7 +13,7 @@ from course_lib.lab import CheckFailed, evaluate
 from course_lib.lab.pipeline_words import with_words, words_of
 from course_lib.lab.recall import recall
 from course_lib.lab.workbench_joint import JointRun, JointRuns, joint_runs
-from course_lib.lab.workbench_way import BUCKETS, EVERY, JOINT, ONCE, Way, WayRun, traffic_s, way_runs
+from course_lib.lab.workbench_way import BUCKETS, EVERY, JOINT, ONCE, Way, WayRun, one_update, traffic_s, way_runs
 from course_lib.launch import Fabric
 from course_lib.schedule import Op, ScheduleError, check, one_f_one_b, zero_bubble
 from course_lib.schedule.degrees import Degrees
@@ -193,6 +193,20 @@ def test_each_way_is_scored_by_the_traffic_of_its_own_layout() -> None:
     found = way(serial=3.0, no_sync=2.2, buckets=1.8, joint=1.25)
     assert [found.fair_score(name).value for name in (EVERY, ONCE, BUCKETS, JOINT)] == pytest.approx(
         [0, 0.8 / 1.8, 1.2 / 1.8, 1.75 / 2])
+
+
+def test_an_update_is_drawn_from_the_begin_of_a_pass_to_that_of_the_next() -> None:
+    made = greedy(zero_bubble(2, 4, 3), COSTS, 2)
+    passes = predict(made, COSTS, 4).timeline
+    one = one_update(passes)
+    assert one.ranks == [0] and one.steps == [1]
+    (step,) = one.select(kind="step").spans
+    assert (step.stop - step.start) / 1e9 == pytest.approx(period(made, COSTS), rel=1e-6)
+    compute = sum(s.stop - s.start for s in one.select(kind="compute")) / 1e9
+    assert compute == pytest.approx(12 * 0.03 + 3 * 0.0005, rel=1e-6)
+    assert all(step.start <= s.start <= s.stop <= step.stop for s in one)
+    with pytest.raises(ValueError, match="2 passes"):
+        one_update(predict(made, COSTS, 2).timeline)
 
 
 def test_refusals() -> None:
