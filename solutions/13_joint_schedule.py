@@ -208,9 +208,9 @@ show.figure(seen, predicted=expected, step=1, title="Each stage reduced at its l
 
 # %% [markdown] id="reduce-why"
 # **All but one stage hides.** With v stages a rank that is (v−1)/v of the reductions, two thirds in the prediction: the
-# last stage has nothing left to hide under. It is lab 04 again, where the last *bucket* could never hide. Measured it is
-# often more. Where everything is reduced at the end, every rank waits there for the one that is late; what is reduced
-# under compute has time to wait.
+# last stage has nothing left to hide under. It is lab 04 again, where the last *bucket* could never hide. Measured it
+# is often more. Where everything is reduced at the end, every rank waits there for the one that is late; what is
+# reduced under compute has time to wait.
 #
 # PyTorch's pipelining has the same pass inside. It writes its schedules as such lists too, and puts `REDUCE_GRAD`
 # behind the last backward of each stage. Beside yours, on the same compute:
