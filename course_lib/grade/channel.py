@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 
 LARGEST_BYTES = 8 * 2**20
+MOST_BYTES = 2**30
+"""Of all messages that a side receives together: more than any check needs, and less than fills the memory."""
 _SIZE = struct.Struct("<I")
 
 
@@ -36,7 +38,7 @@ class Channel:
     def __init__(self, sock: socket.socket, meanwhile: Callable[[], None] | None = None) -> None:
         self._sock, self._meanwhile = sock, meanwhile
         self.deadline: float | None = None
-        self._arrived = bytearray()
+        self._arrived, self._received = bytearray(), 0
 
     def send(self, message: dict) -> None:
         """Raises `BadMessage` for a message that is too long, `Gone` or `Late` as `receive` does."""
@@ -61,6 +63,9 @@ class Channel:
         self._gather(_SIZE.size + size)
         body = bytes(self._arrived[_SIZE.size : _SIZE.size + size])
         del self._arrived[: _SIZE.size + size]
+        self._received += size
+        if self._received > MOST_BYTES:
+            raise BadMessage(f"more than {MOST_BYTES >> 20} MB in all")
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ import linecache
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from course_lib.grade.channel import Channel, Gone
@@ -36,6 +37,16 @@ class Remote:
         code = self._inmate.codec
         return self._inmate.ask({"op": "call", "object": self._number, "args": [code.encode(a) for a in args],
                                  "kwargs": {k: code.encode(v) for k, v in kwargs.items()}})  # fmt: skip
+
+
+class RemoteIterator(Remote):
+    """An iterator of the grader."""
+
+    def __iter__(self) -> RemoteIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._inmate.ask({"op": "next", "object": self._number})
 
 
 class Inmate:
@@ -105,6 +116,9 @@ class Inmate:
     def _do_get(self, request: dict) -> dict:
         return {"value": self.codec.encode(getattr(self._objects[request["object"]], request["name"]))}
 
+    def _do_next(self, request: dict) -> dict:
+        return {"value": self.codec.encode(next(self._objects[request["object"]]))}
+
     def _do_call(self, request: dict) -> dict:
         args = [self.codec.decode(arg) for arg in request["args"]]
         kwargs = {key: self.codec.decode(value) for key, value in request["kwargs"].items()}
@@ -122,18 +136,20 @@ class Inmate:
         return {"value": self.codec.encode(function(self._objects[request["object"]], *args))}
 
     def _far(self, value: Any) -> int | None:
-        return object.__getattribute__(value, "_number") if type(value) is Remote else None
+        return object.__getattribute__(value, "_number") if type(value) in (Remote, RemoteIterator) else None
 
     def _near(self, value: Any) -> dict:
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects[len(self._objects)] = value
         kind = "class" if isinstance(value, type) else "function" if callable(value) else "object"
-        return {"near": self._numbers[id(value)], "kind": kind, "type": type(value).__name__}
+        return {"near": self._numbers[id(value)], "kind": kind, "type": type(value).__name__,
+                "iterates": isinstance(value, Iterator)}  # fmt: skip
 
     def _stand_in(self, described: dict) -> Remote:
         number = described["near"]
-        return self._remotes.setdefault(number, Remote(self, number))
+        kind = RemoteIterator if described.get("iterates") else Remote
+        return self._remotes.setdefault(number, kind(self, number))
 
 
 def _plain(source: str) -> str:

@@ -37,13 +37,16 @@ class Mirror:
         self._grads: dict[str, Any] = {}
         self._early: dict[str, dict] = {}
         self._fresh: list[Tensor] = []
-        self._bytes: dict[int, Any] = {}
+        self._bytes: dict[str, Any] = {}
         self._dropped: list[str] = []
+        self._assembled: set[str] = set()
 
     def describe(self, tensor: Tensor) -> dict:
         """The tensor as JSON: which memory, and what part of it. Raises `BadMessage` for large or exotic ones."""
         import torch
 
+        if not tensor.numel() and not isinstance(tensor, torch.nn.Parameter):
+            return {"k": str(tensor.dtype).removeprefix("torch."), "s": list(tensor.shape)}
         described = {"m": self._name_of(tensor), "o": tensor.storage_offset(), "s": list(tensor.shape),
                      "st": list(tensor.stride())}  # fmt: skip
         if isinstance(tensor, torch.nn.Parameter):
@@ -56,6 +59,8 @@ class Mirror:
         """The tensor that the other side described. Raises `BadMessage` where it does not fit its memory."""
         import torch
 
+        if "k" in described:
+            return _empty(described["k"], described["s"])
         name = described.get("p")
         if name in self._params:
             return self._params[name]()
@@ -88,7 +93,7 @@ class Mirror:
                 grads[name] = self._grads[name] = now
         for name, held in list(self._roots.items()):
             root = held()
-            state = self._state(root)
+            state = self._state(name, root)
             if self._seen.get(name) != state:
                 memory[name] = [str(root.dtype).removeprefix("torch."), root.detach().reshape(-1).tolist()]
                 self._seen[name] = state
@@ -131,7 +136,7 @@ class Mirror:
         else:
             with torch.no_grad():
                 root.view(-1).copy_(torch.tensor(values, dtype=root.dtype))
-        self._seen[name] = self._state(root)
+        self._seen[name] = self._state(name, root)
 
     def _name_of(self, tensor: Tensor) -> str:
         """The name of a tensor's memory, given now if it has none."""
@@ -140,13 +145,20 @@ class Mirror:
             root = tensor
             while root._base is not None:
                 root = root._base
-            plain = root.is_contiguous() and root.storage_offset() == 0 and root.device.type == "cpu"
-            if not plain or root.untyped_storage().nbytes() != root.numel() * root.element_size():
-                raise BadMessage("a tensor of a kind that is not sent: make it contiguous, on the CPU")
-            if root.numel() > LARGEST_ELEMENTS or str(root.dtype).removeprefix("torch.") not in KINDS:
-                raise BadMessage("a tensor that is too large, or of a kind that is not sent")
-            self._add_root(self._new_name(), root)
-        return self._addresses[address]
+            if root.device.type != "cpu" or str(root.dtype).removeprefix("torch.") not in KINDS:
+                raise BadMessage("a tensor of a kind that is not sent: it has to be on the CPU, and of plain numbers")
+            if root.untyped_storage().nbytes() > LARGEST_ELEMENTS * root.element_size():
+                raise BadMessage("a tensor that is too large")
+            name = self._new_name()
+            whole = root.is_contiguous() and root.storage_offset() == 0
+            if not whole or root.untyped_storage().nbytes() != root.numel() * root.element_size():
+                root = _whole(root)
+                self._assembled.add(name)
+            self._add_root(name, root)
+        name = self._addresses[address]
+        if (root := self._roots[name]()) is not None and root.dtype != tensor.dtype:
+            raise BadMessage(f"a tensor that shows memory of {root.dtype} as {tensor.dtype}: clone it before")
+        return name
 
     def _new_name(self) -> str:
         self._made += 1
@@ -160,7 +172,7 @@ class Mirror:
         self._params[name], self._names[id(param)] = self._kept(param, name, id(param), self._names), name
 
     def _kept(self, value: Tensor, name: str, key: int, keys: dict[int, str]) -> Callable[[], Tensor | None]:
-        if self._holds:
+        if self._holds or name in self._assembled:
             return lambda: value
 
         def gone(_: object) -> None:
@@ -177,17 +189,35 @@ class Mirror:
             held = table.pop(name, lambda: None)()
             if held is not None:
                 names.pop(key(held), None)
-                self._bytes.pop(key(held), None)
+        self._bytes.pop(name, None)
         self._seen.pop(name, None)
         self._grads.pop(name, None)
 
-    def _state(self, root: Tensor) -> Any:
-        """Changes when the tensor does. A learner can write past the version counter, the grader's checks do not."""
+    def _state(self, name: str, root: Tensor) -> Any:
+        """Changes when the tensor does. A learner can write past the version counter, the grader's checks do not;
+        but tensors that only share their memory, as unpickled ones do, have a counter each."""
         import torch
 
-        if not self._holds:
+        if not self._holds and name not in self._assembled:
             return root._version
-        address = root.untyped_storage().data_ptr()
-        if address not in self._bytes:
-            self._bytes[address] = root.detach().reshape(-1).view(torch.uint8).numpy()
-        return root._version, self._bytes[address].tobytes()
+        if name not in self._bytes:
+            self._bytes[name] = root.detach().reshape(-1).view(torch.uint8).numpy()
+        return root._version, self._bytes[name].tobytes()
+
+
+def _empty(kind: str, shape: list) -> Tensor:
+    """Without elements there is no memory to share."""
+    import torch
+
+    sizes = list(shape)
+    if kind not in KINDS or 0 not in sizes or not all(type(n) is int and 0 <= n <= LARGEST_ELEMENTS for n in sizes):
+        raise BadMessage("an empty tensor that cannot be")
+    return torch.empty(sizes, dtype=getattr(torch, kind))
+
+
+def _whole(part: Tensor) -> Tensor:
+    """All of the memory in which this tensor lies: of tensors that were unpickled, say, none need have the whole."""
+    import torch
+
+    count = part.untyped_storage().nbytes() // part.element_size()
+    return torch.empty(0, dtype=part.dtype).set_(part.untyped_storage(), 0, (count,), (1,))

@@ -2,7 +2,7 @@
 
 The check functions of `course_lib.lab.exercises` run here, in the grader, and are given stand-ins: calling one
 calls the learner's function over there. Objects that a check makes, such as a fake wire, stay here, and the
-learner's code is given stand-ins for them of which it sees only what `EXPOSED` names.
+learner's code is given stand-ins for them, of which it sees only what their class offers (`course_lib.lab.offered`).
 """
 
 from __future__ import annotations
@@ -12,29 +12,20 @@ import dataclasses
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from course_lib.grade import sandbox
 from course_lib.grade.channel import BadMessage, Channel
 from course_lib.grade.codec import Codec
 from course_lib.grade.mirror import Mirror
-from course_lib.lab.guard import Broke
+from course_lib.grade.stand_in import StandIn
+from course_lib.lab.offered import offered_by
 
-EXPOSED = {
-    "FakeWire": {"launch"},
-    "SummingWire": {"launch", "ranks", "flat", "views"},
-    "FakeWork": {"wait", "is_completed"},
-    "SummingWork": {"wait", "is_completed"},
-    "ClockedWire": {"start_gather", "rank", "ranks"},
-    "GatherHandle": {"wait"},
-    "PassWire": {"gather", "free"},
-    "PassWork": {"wait", "is_completed"},
-}
-"""What a learner's code may ask of the check's own objects. All else is an AttributeError over there."""
-
+START_SECONDS = 60.0
+"""For a sandbox to start, and for torch to be loaded in it."""
 MEMORY_MB = 3072
 _MOST_CALLBACKS = 200_000
 
@@ -58,7 +49,9 @@ class Session:
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._callbacks = self._requests = 0
-        self.codec = Codec(Mirror("g", holds=False), self._far, self._near, StandIn.of(self), self._own)
+        self._torch = False
+        self.codec = Codec(Mirror("g", holds=False), self._far, self._near, self._stand_in, self._own,
+                           stays=lambda value: offered_by(value) is not None)  # fmt: skip
 
     def allow(self, seconds: float) -> None:
         """From now on the other side has this long."""
@@ -69,7 +62,13 @@ class Session:
         self.request({"op": "cell", "name": name, "source": source})
 
     def load_torch(self) -> None:
+        """Load it over there, once. That takes seconds, which are not the learner's: their clock stands still."""
+        if self._torch:
+            return
+        self._torch, deadline, began = True, self.channel.deadline, time.monotonic()
+        self.allow(START_SECONDS)
         self.request({"op": "torch"})
+        self.channel.deadline = None if deadline is None else deadline + time.monotonic() - began
 
     def fetch(self, name: str) -> Any:
         """What the cells left under `name`. Raises `NameError` if there is nothing."""
@@ -109,6 +108,7 @@ class Session:
     def _send(self, message: dict) -> None:
         if changes := self.codec.mirror.changes():
             message["sync"] = changes
+            self.load_torch()
         self.channel.send(message)
 
     def _serve(self, asked: dict) -> None:
@@ -125,10 +125,12 @@ class Session:
             target = self._own(asked["object"])
             if asked["op"] == "get":
                 name = asked["name"]
-                if name not in EXPOSED.get(type(target).__name__, _fields(target)):
+                if name not in _offered(target):
                     raise AttributeError(f"{type(target).__name__!r} object has no attribute {name!r}")
                 value = getattr(target, name)
-            elif asked["op"] == "call" and _callable(target):
+            elif asked["op"] == "next" and isinstance(target, Iterator):
+                value = next(target)
+            elif asked["op"] == "call" and type(target) in (FunctionType, MethodType):
                 value = target(*[self.codec.decode(a) for a in asked["args"]],
                                **{k: self.codec.decode(v) for k, v in asked["kwargs"].items()})  # fmt: skip
             else:
@@ -145,7 +147,7 @@ class Session:
         for ours, theirs in zip(args, after):
             if isinstance(ours, list | dict) and theirs is not None:
                 now = self.codec.decode(theirs)
-                if type(now) is type(ours) and now != ours and _plain(ours):
+                if type(now) is type(ours) and _plain(ours) and _plain(now) and now != ours:
                     ours.clear()
                     ours.extend(now) if isinstance(ours, list) else ours.update(now)
 
@@ -159,6 +161,9 @@ class Session:
         error.learner_place = place
         return error
 
+    def _stand_in(self, described: dict) -> StandIn:
+        return StandIn.of(self, described)
+
     def _far(self, value: Any) -> int | None:
         return object.__getattribute__(value, "_number") if isinstance(value, StandIn) else None
 
@@ -166,7 +171,7 @@ class Session:
         if id(value) not in self._numbers or self._objects[self._numbers[id(value)]] is not value:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        return {"near": self._numbers[id(value)]}
+        return {"near": self._numbers[id(value)]} | ({"iterates": True} if isinstance(value, Iterator) else {})
 
     def _own(self, number: int) -> Any:
         if type(number) is not int or not 0 <= number < len(self._objects):
@@ -178,68 +183,20 @@ class Flooded(BaseException):
     """The learner's code printed more than the limit."""
 
 
-class StandIn:
-    """Something of the learner's: a function, a class, or an instance of it."""
-
-    def __init__(self, session: Session, described: dict) -> None:
-        self._session, self._number = session, int(described["near"])
-        self._kind, self._type = str(described.get("kind")), str(described.get("type"))[:80]
-
-    @classmethod
-    def of(cls, session: Session) -> Any:
-        return lambda described: cls(session, described)
-
-    @property
-    def kind(self) -> str:
-        """`function`, `class` or `object`, as the other side says."""
-        return self._kind
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._session.request({"op": "get", "object": self._number, "name": name})
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        code = self._session.codec
-        message = {"op": "call", "object": self._number, "args": [code.encode(a) for a in args],
-                   "kwargs": {k: code.encode(v) for k, v in kwargs.items()}}  # fmt: skip
-        return self._session.request(message, args)
-
-    def call_there(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(this, *args)` over there, with a function of the course's exercises (`guard.on_its_side`). Raises
-        `Broke` for what the learner's code raised in it."""
-        try:
-            return self._session.request({"op": "through", "object": self._number,
-                                          "function": [function.__module__, function.__name__],
-                                          "args": [self._session.codec.encode(a) for a in args]})  # fmt: skip
-        except NotImplementedError:
-            raise
-        except (Exception, SystemExit) as error:
-            if (name := type(error).__name__) == Broke.__name__:
-                raise Broke(str(error)) from None
-            raise Broke(f"{function.__name__} raised {name}: {error}{getattr(error, 'learner_place', '')}") from None
-
-    def __repr__(self) -> str:
-        return f"<{self._type}>"
-
-
-_CALLABLE = set().union(*EXPOSED.values())
 _WITH_ARGUMENTS = {UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup}
 
 
-def _callable(target: Any) -> bool:
-    """A function that the check passed as an argument, or a method that was asked for by an exposed name."""
-    return type(target) is FunctionType or getattr(target, "__name__", "") in _CALLABLE
-
-
-def _fields(target: Any) -> set[str]:
-    """Records of the course (frozen dataclasses, named tuples) show their fields."""
-    if dataclasses.is_dataclass(target):
-        return {field.name for field in dataclasses.fields(target)}
-    return set()
+def _offered(target: Any) -> frozenset[str]:
+    """What the object's class offers. Records of the course (frozen dataclasses) show their fields; else nothing."""
+    if (names := offered_by(target)) is not None:
+        return names
+    if (made := getattr(type(target), "__dataclass_params__", None)) is not None and made.frozen:
+        return frozenset(field.name for field in dataclasses.fields(target))
+    return frozenset()
 
 
 def _plain(value: Any) -> bool:
-    """Whether a list or dictionary holds only what is compared by value."""
+    """Whether a list or dictionary holds, at any depth, only what is compared by value."""
     parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    return all(isinstance(part, int | float | str | list | tuple) for part in parts)
+    return all(_plain(part) if isinstance(part, list | tuple | dict) else isinstance(part, int | float | str | None)
+               for part in parts)  # fmt: skip

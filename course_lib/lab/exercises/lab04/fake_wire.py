@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from course_lib.lab.offered import offers
+
 
 class Event(NamedTuple):
     """`what` is "launch" or "wait"; `during` is the number of the hook call it happened in, from 0."""
@@ -13,6 +15,7 @@ class Event(NamedTuple):
     during: int
 
 
+@offers("wait", "is_completed")
 class FakeWork:
     """The handle of a launched bucket."""
 
@@ -29,6 +32,7 @@ class FakeWork:
         return self.wait()
 
 
+@offers("launch")
 class FakeWire:
     """`launch(bucket)` returns a handle at once, as the real one does. It carries `buckets` of them."""
 

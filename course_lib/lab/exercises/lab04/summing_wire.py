@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.lab.exercises.lab04.fake_wire import FakeWire, FakeWork
+from course_lib.lab.offered import offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,7 @@ class Window(NamedTuple):
     calls: list[tuple[int, Tensor]]
 
 
+@offers("wait", "is_completed")
 class SummingWork(FakeWork):
     """A bucket on its way. The sum is there once it is waited for, not before."""
 
@@ -45,6 +47,7 @@ class SummingWork(FakeWork):
         return True
 
 
+@offers("launch", "ranks", "flat", "views")
 class SummingWire(FakeWire):
     """The wire of one rank. `others` are those of the other ranks, which have been through all windows before."""
 

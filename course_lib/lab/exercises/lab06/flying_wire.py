@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from course_lib.lab.offered import offers
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@offers("wait", "is_completed")
 class FlyingWork:
     """The handle of one launch. The sum over ranks is in the buffer once it is waited for, not before."""
 
@@ -31,6 +34,7 @@ class FlyingWork:
         return self.wait()
 
 
+@offers("ranks", "buffers", "launch")
 class FlyingWire:
     """`buffers[0]` and `buffers[1]`, and `launch(b)`, which starts the sum of one of them over all `ranks` of `peers`.
 
@@ -42,7 +46,7 @@ class FlyingWire:
 
         self.ranks, self.call, self._peers = ranks, 0, peers
         peers.append(self)
-        self.buffers = [torch.zeros(elements), torch.zeros(elements)]
+        self.buffers = torch.zeros(elements), torch.zeros(elements)
         self._flying: list[tuple[FlyingWork, int] | None] = [None, None]
         self.begin(0)
 

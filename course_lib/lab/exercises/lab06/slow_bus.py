@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from course_lib.lab.offered import offers
+
 
 class Event(NamedTuple):
     """`what` is "copy", "wait" or "compute", of batch `number`; `pinned` says what kind of memory a copy began in."""
@@ -15,16 +17,23 @@ class Event(NamedTuple):
     pinned: bool = True
 
 
+@offers()
 class PageLocked(list):
     """A batch in memory that does not move, so that the device can fetch it by itself."""
 
 
+@offers()
+class DeviceMemory(list):
+    """A batch's memory on the device."""
+
+
+@offers("data", "wait")
 class OnDevice:
     """A copy on its way. `data` is its memory on the device; what is in it is right once the copy has ended."""
 
     def __init__(self, bus: SlowBus, number: int, batch: Sequence[float]) -> None:
         self._bus, self._number, self._batch = bus, number, list(batch)
-        self.data = [math.nan] * len(self._batch)
+        self.data = DeviceMemory([math.nan] * len(self._batch))
 
     def wait(self) -> None:
         """Block until the copy has ended."""
@@ -32,6 +41,7 @@ class OnDevice:
         self.data[:] = self._batch
 
 
+@offers("pin", "copy")
 class SlowBus:
     """What `feed` gets as `bus`, and its `compute`. `events` is what it did."""
 

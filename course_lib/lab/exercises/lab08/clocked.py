@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from course_lib.lab.offered import offers
+
 READY, COST, STEP, POLL = 1.0, 1.5, 0.4, 0.01
 """Seconds between two full buckets in backward, of a bucket on the wire, of its step, and of asking once."""
 
@@ -54,6 +56,7 @@ class Clock:
         self.arrives, self.blocked = {}, []
 
 
+@offers("wait", "is_completed")
 class Handle:
     """Of one launch."""
 
@@ -77,6 +80,7 @@ class Handle:
         return self.seen
 
 
+@offers("launch")
 class Wire:
     """`launch(b)` starts the mean of bucket b over the ranks."""
 
@@ -101,6 +105,7 @@ class Wire:
         return handle
 
 
+@offers("step", "zero_grad")
 class Optimizer:
     """Of one bucket."""
 
@@ -123,6 +128,7 @@ class Optimizer:
         """The workbench empties the buckets before each update."""
 
 
+@offers("step")
 class Scheduler:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

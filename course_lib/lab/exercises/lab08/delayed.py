@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
+from course_lib.lab.offered import offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -191,11 +192,23 @@ def _problem(draw: random.Random, delay: int, windows: int = 7, size: int = 4) -
                                                            ((0.5, 1.5), (-2, 2), (-2, 2))))  # fmt: skip
 
 
-def _optimizer(param: Tensor) -> Any:
-    import torch
-    return torch.optim.SGD([param], lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+@offers("step", "zero_grad")
+class Optimizer:
+    """SGD of one parameter, which counts its steps."""
+
+    def __init__(self, param: Tensor) -> None:
+        import torch
+        self._sgd, self.steps = torch.optim.SGD([param], lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY), 0
+
+    def step(self) -> None:
+        self._sgd.step()
+        self.steps += 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._sgd.zero_grad(set_to_none)
 
 
+@offers("launch")
 class Wire:
     """Carries a gradient: until its wait() the memory holds nothing of use."""
 
@@ -214,6 +227,7 @@ class Wire:
         return Handle(self, len(self.waited) - 1, gradient)
 
 
+@offers("wait", "is_completed")
 class Handle:
     """Of one launch."""
 
@@ -237,17 +251,16 @@ def _played(answer: type, problem: Problem) -> Played:
     import torch
 
     param, wire, steps = torch.nn.Parameter(problem.start.clone()), Wire(problem), []
-    optimizer, made = _optimizer(param), []
-    optimizer.register_step_post_hook(lambda *_: made.append(1))
+    optimizer = Optimizer(param)
     mine, seen = call(answer, wire, param, optimizer, problem.delay, shown="Delayed(wire, param, optimizer, delay)"), []
     for t, (a, c) in enumerate(zip(problem.a, problem.c)):
         wire.call = t
         call(mine.end_of_window, (a * param + c).detach(), shown="end_of_window(gradient)")
         seen.append(param.detach().clone())
-        steps.append(len(made))
+        steps.append(optimizer.steps)
     wire.call = len(problem.a)
     call(mine.flush, shown="flush()")
-    return Played(problem, [*seen, param.detach().clone()], wanted(problem), [*steps, len(made)],
+    return Played(problem, [*seen, param.detach().clone()], wanted(problem), [*steps, optimizer.steps],
                   wire.waited + [None] * (len(problem.a) - len(wire.waited)))
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_lib.lab.exercises.lab08.played_ranks import Missing, play
-from course_lib.lab.guard import Broke, call
+from course_lib.lab.guard import Broke, call, on_its_side
 from course_lib.lab.model import Row, Verdict, exercise
 
 if TYPE_CHECKING:
@@ -125,10 +125,8 @@ def average_in_rounds(answer: type, draw: random.Random) -> Verdict:
     outers = [(1.0, 0.0), (1.0, 0.0), (0.7, 0.9), (0.5, 0.0), (draw.uniform(0.3, 0.9), 0.8)]
     try:
         played = [_played(answer, _problem(draw, outer)) for outer in outers]
-    except Broke as broke:
-        if not isinstance(broke.__cause__, Missing):
-            raise
-        row = Row("every rank calls mean equally often", False, "the same calls on all ranks", str(broke))
+    except Missing as missing:
+        row = Row("every rank calls mean equally often", False, "the same calls on all ranks", str(missing))
         return Verdict((row,), "hangs")
     plain, stepped = played[:2], played[2:]
     rows = (
@@ -198,24 +196,42 @@ def _optimizer(param: Tensor) -> Any:
 
 
 def _played(answer: type, problem: Problem) -> Played:
+    """Raises `Missing` where the ranks missed each other in a mean."""
     import torch
 
-    def on(rank: int, meeting: Any) -> list[Tensor]:
-        param, seen = torch.nn.Parameter(problem.start.clone()), []
-        optimizer = _optimizer(param)
+    a, c = [each.tolist() for each in problem.a], [[each.tolist() for each in step] for step in problem.c]
+    seen = on_its_side(told, answer, problem.H, list(problem.outer), problem.start.tolist(), a, c)
+    if isinstance(seen, str):
+        raise Missing(seen)
+    return Played(problem, [[torch.tensor(each) for each in rank] for rank in seen], wanted(problem))
+
+
+def told(answer: type, H: int, outer: list[float], start: list[float], a: list[list[float]],
+         c: list[list[list[float]]]) -> list[list[list[float]]] | str:  # fmt: skip
+    """Parameters of each rank after each step, or how the ranks missed each other; on the side where the learner's
+    class lives, a thread for each rank."""
+    import torch
+
+    def on(rank: int, meeting: Any) -> list[list[float]]:
+        param, seen = torch.nn.Parameter(torch.tensor(start)), []
 
         def mean(tensor: Tensor) -> Tensor:
             return meeting.mean(rank, len(seen), tensor)
 
-        arguments = [param], optimizer, mean, problem.H, *problem.outer
-        mine = call(answer, *arguments, shown="Rounds(params, optimizer, mean, H, outer_lr, outer_momentum)")
-        for t in range(problem.steps):
-            param.grad = (problem.a[rank] * param + problem.c[t][rank]).detach()
+        mine = call(answer, [param], _optimizer(param), mean, H, *outer,
+                    shown="Rounds(params, optimizer, mean, H, outer_lr, outer_momentum)")  # fmt: skip
+        for t, noise in enumerate(c):
+            param.grad = (torch.tensor(a[rank]) * param + torch.tensor(noise[rank])).detach()
             call(mine.step, shown=f"step() number {t + 1} on rank {rank}")
-            seen.append(param.detach().clone())
+            seen.append(param.detach().tolist())
         return seen
 
-    return Played(problem, list(play(on, problem.ranks)), wanted(problem))
+    try:
+        return list(play(on, len(a)))
+    except Broke as broke:
+        if isinstance(broke.__cause__, Missing):
+            return str(broke)
+        raise
 
 
 def _row(name: str, expected: str, cases: list[Played], holds: Callable[[Played], bool]) -> Row:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.lab.exercises.lab09.replay import Blocked
+from course_lib.lab.offered import offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ class Calls:
         return sum(map(len, self.given.values()))
 
 
+@offers("rank", "ranks", "group")
 class GroupWire:
     """What one rank sees: `rank`, `ranks`, and `group(members)`. `log` holds its collectives."""
 
@@ -74,6 +76,7 @@ class GroupWire:
         return [given[r][1] for r in members]
 
 
+@offers("rank", "ranks", "reduce_scatter", "all_reduce", "all_gather")
 class Group:
     """Some ranks and their collectives, all in place. `rank` is this rank's place among the `ranks` of the group."""
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from course_lib.lab.exercises.lab09.replay import Blocked
+from course_lib.lab.offered import offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,7 @@ class Post:
         return sum(m.numel() for (source, _), messages in self.sent.items() for m in messages if source == rank)
 
 
+@offers("wait")
 class Handle:
     """A message on its way."""
 
@@ -63,6 +65,7 @@ class Handle:
         return True
 
 
+@offers("rank", "ranks", "send", "recv")
 class MailWire:
     """What one rank sees: `rank`, `ranks`, `send(tensor, to)` and `recv(tensor, source)`, which return at once."""
 

@@ -25,6 +25,7 @@ from course_lib.lab.exercises.lab11.crossing import refuse_no_tensor
 from course_lib.lab.exercises.lab11.meeting import Meeting, PlayedRank
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
+from course_lib.lab.offered import offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +61,7 @@ MISTAKES = {
 SHOWN = "gather_matmul(x, multiply, chunks, wire)"
 
 
+@offers("start_gather", "rank", "ranks")
 class ClockedWire(PlayedRank):
     """What one rank sees: `rank`, `ranks` and `start_gather`. `now` is its clock, in seconds; `events` is what it did
     in order: G, W, M for a gather started, a wait, a multiplication."""
@@ -88,6 +90,7 @@ class ClockedWire(PlayedRank):
         return self.kept[-1]
 
 
+@offers("wait")
 class GatherHandle:
     """An all-gather on its way."""
 

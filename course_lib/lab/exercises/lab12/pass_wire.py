@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from course_lib.lab.offered import offers
+
 
 @dataclass
 class Use:
@@ -15,6 +17,7 @@ class Use:
     waited: frozenset[int]
 
 
+@offers("gather", "free")
 @dataclass
 class PassWire:
     """`gather(u)` starts and returns a handle, `free(u)` gives the memory back. A unit is `absent`, `coming` or
@@ -67,6 +70,7 @@ class PassWire:
             raise ValueError(f"{what}({u!r}): the units of this pass are {', '.join(map(str, sorted(self.units)))}")
 
 
+@offers("wait", "is_completed")
 class PassWork:
     """The handle of a gather."""
 
