@@ -195,7 +195,7 @@ class Mirror:
 
     def _state(self, name: str, root: Tensor) -> Any:
         """Changes when the tensor does. A learner can write past the version counter, the grader's checks do not;
-        but tensors that only share their memory, as unpickled ones do, have a counter each."""
+        but tensors that only share their memory, as loaded ones do, have a counter each."""
         import torch
 
         if not self._holds and name not in self._assembled:
@@ -216,7 +216,7 @@ def _empty(kind: str, shape: list) -> Tensor:
 
 
 def _whole(part: Tensor) -> Tensor:
-    """All of the memory in which this tensor lies: of tensors that were unpickled, say, none need have the whole."""
+    """All of the memory in which this tensor lies: of tensors that were loaded, say, none need have the whole."""
     import torch
 
     count = part.untyped_storage().nbytes() // part.element_size()

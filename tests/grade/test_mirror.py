@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 
 import pytest
@@ -47,6 +48,41 @@ def test_what_the_grader_lets_go_is_dropped_on_the_other_side() -> None:
     there.apply(here.changes())
     assert not there._roots
     assert not here._roots
+
+
+def test_empty_tensors_have_a_shape_and_a_kind() -> None:
+    here, there = _pair()
+    for tensor in (torch.zeros(3)[3:], torch.zeros(0, 4, dtype=torch.int64)):
+        far = there.tensor(here.describe(tensor))
+        assert (far.shape, far.dtype) == (tensor.shape, tensor.dtype)
+    for described in ({"k": "float32", "s": [2]}, {"k": "object", "s": [0]}, {"k": "float32", "s": [0, 2**40]}):
+        with pytest.raises(BadMessage):
+            there.tensor(described)
+
+
+def test_loaded_tensors_share_memory_that_none_of_them_has_whole() -> None:
+    here, there = _pair()
+    torch.save(list(torch.arange(4.0).split(2)), file := io.BytesIO())
+    file.seek(0)
+    near = torch.load(file)
+    assert [t._base for t in near] == [None, None]
+    described = [here.describe(t) for t in near]
+    there.apply(here.changes())
+    far = [there.tensor(d) for d in described]
+    assert far[0].untyped_storage().data_ptr() == far[1].untyped_storage().data_ptr()
+    near[1].add_(10)
+    there.apply(here.changes())
+    far[0].zero_()
+    here.apply(there.changes())
+    assert [t.tolist() for t in far] == [t.tolist() for t in near] == [[0, 0], [12, 13]]
+
+
+def test_memory_under_another_type_is_refused() -> None:
+    here, _ = _pair()
+    tensor = torch.zeros(2)
+    here.describe(tensor)
+    with pytest.raises(BadMessage, match="clone it before"):
+        here.describe(tensor.view(torch.int32))
 
 
 @pytest.mark.parametrize("changes", [

@@ -34,6 +34,15 @@ class FlyingWork:
         return self.wait()
 
 
+class Buffers(list):
+    """The wire reads the memory of its buffers, so their contents change and they do not."""
+
+    def __setitem__(self, which: object, value: object) -> None:
+        if value is not self[which]:  # `buffers[b] += gradient` puts back what it took
+            raise TypeError("a buffer cannot be replaced: the wire knows its memory. Change what is in it, as in "
+                            "buffers[b].copy_(gradient)")
+
+
 @offers("ranks", "buffers", "launch")
 class FlyingWire:
     """`buffers[0]` and `buffers[1]`, and `launch(b)`, which starts the sum of one of them over all `ranks` of `peers`.
@@ -46,7 +55,7 @@ class FlyingWire:
 
         self.ranks, self.call, self._peers = ranks, 0, peers
         peers.append(self)
-        self.buffers = torch.zeros(elements), torch.zeros(elements)
+        self.buffers = Buffers([torch.zeros(elements), torch.zeros(elements)])
         self._flying: list[tuple[FlyingWork, int] | None] = [None, None]
         self.begin(0)
 
