@@ -205,6 +205,7 @@ def only_on_rank_0(self):
     CompleteReducer.finish(self)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [

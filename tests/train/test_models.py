@@ -164,6 +164,7 @@ def test_profiles_have_the_sizes_and_times_they_say() -> None:
         emulated.EmulatedLayer([1], -1, 0)
 
 
+@pytest.mark.timing
 def test_the_device_takes_the_time_it_says_and_hooks_fire_when_it_is_over() -> None:
     """Deadlines keep sleeps that overrun from adding up: an undisturbed step takes 36 ms within 3 %, and a
     disturbed one never less, except for the 2 ms by which the host may be late."""

@@ -56,7 +56,8 @@ def everything(micro_steps: int) -> dict:
             for case in CASES for strategy in [*STRATEGIES, *(VARIANTS if dist.get_world_size() == 2 else ())]}
 
 
-RUNS = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 3), (4, 3)]
+SHOWN, MORE = [(1, 3), (2, 3), (4, 3)], [(1, 1), (2, 1), (3, 3)]
+RUNS = [*SHOWN, *(pytest.param(r, marks=pytest.mark.slow) for r in MORE)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda r: f"{r[0]} ranks, N={r[1]}")
