@@ -21,9 +21,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from course_lib.lab.exercises.lab08.delay_wire import Optimizer, Wire
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.offered import offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,66 +192,11 @@ def _problem(draw: random.Random, delay: int, windows: int = 7, size: int = 4) -
                                                            ((0.5, 1.5), (-2, 2), (-2, 2))))  # fmt: skip
 
 
-@offers("step", "zero_grad")
-class Optimizer:
-    """SGD of one parameter, which counts its steps."""
-
-    def __init__(self, param: Tensor) -> None:
-        import torch
-        self._sgd, self.steps = torch.optim.SGD([param], lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY), 0
-
-    def step(self) -> None:
-        self._sgd.step()
-        self.steps += 1
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self._sgd.zero_grad(set_to_none)
-
-
-@offers("launch")
-class Wire:
-    """Carries a gradient: until its wait() the memory holds nothing of use."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.ranks, self.call, self.problem = problem.ranks, 0, problem
-        self.waited: list[int | None] = []
-
-    def launch(self, gradient: Tensor) -> Handle:
-        """Start the mean over ranks, in place."""
-        import torch
-        if not isinstance(gradient, torch.Tensor):
-            raise ValueError(f"launch takes a gradient, not a {type(gradient).__name__}")
-        if len(self.waited) == len(self.problem.a):
-            raise ValueError("launch was called more often than there are windows; the other ranks expect no more")
-        self.waited.append(None)
-        return Handle(self, len(self.waited) - 1, gradient)
-
-
-@offers("wait", "is_completed")
-class Handle:
-    """Of one launch."""
-
-    def __init__(self, wire: Wire, number: int, gradient: Tensor) -> None:
-        self._wire, self._number, self._gradient, self._sent = wire, number, gradient, gradient.detach().clone()
-        gradient.detach().fill_(float("nan"))
-
-    def wait(self, timeout: object = None) -> bool:
-        if self._wire.waited[self._number] is None:
-            self._wire.waited[self._number] = self._wire.call
-            problem = self._wire.problem
-            self._gradient.detach().copy_((self._sent + problem.others[self._number]) / problem.ranks)
-        return True
-
-    def is_completed(self) -> bool:
-        """Asking in a loop is waiting too."""
-        return self.wait()
-
-
 def _played(answer: type, problem: Problem) -> Played:
     import torch
 
-    param, wire, steps = torch.nn.Parameter(problem.start.clone()), Wire(problem), []
-    optimizer = Optimizer(param)
+    param, wire, steps = torch.nn.Parameter(problem.start.clone()), Wire(problem.others, problem.ranks), []
+    optimizer = Optimizer(param, LR, MOMENTUM, WEIGHT_DECAY)
     mine, seen = call(answer, wire, param, optimizer, problem.delay, shown="Delayed(wire, param, optimizer, delay)"), []
     for t, (a, c) in enumerate(zip(problem.a, problem.c)):
         wire.call = t
