@@ -1,4 +1,4 @@
-"""Who works with whom: ranks in a block of replicas × stages × shards."""
+"""The groups of a run's `Grid` as the training command names them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from course_lib.launch.wire import Wire
+from course_lib.schedule.degrees import Degrees
+from course_lib.schedule.grid import grid
 from course_lib.train.job.options import Options
 
 
@@ -36,22 +37,8 @@ class Mesh:
 
 def mesh(options: Options) -> Mesh:
     """Make the groups; collective call. `options` are laid out."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    each = options.pp * options.tp
-    replica, (stage, shard) = rank // each, divmod(rank % each, options.tp)
-    if each == 1:
-        return Mesh(replica, 0, 0, dist.group.WORLD, None, None)
-    across = _groups([list(range(start, ranks, each)) for start in range(each)])
-    if isinstance(across, Wire):  # buckets leave when they are full, between the collectives of the layers
-        across.queue = "replicas"
-    pipelines = _groups([list(range(r * each + t, (r + 1) * each, options.tp))
-                         for r in range(options.dp) for t in range(options.tp)]) if options.pp > 1 else None
-    shards = _groups([list(range(start, start + options.tp)) for start in range(0, ranks, options.tp)]
-                     ) if options.tp > 1 else None
-    return Mesh(replica, stage, shard, across, pipelines, shards)
-
-
-def _groups(members: list[list[int]]) -> dist.ProcessGroup:
-    """Every rank takes part in making every group, as torch asks for; the one with this rank."""
-    made = [dist.new_group(ranks) for ranks in members]
-    return next(group for group, ranks in zip(made, members) if dist.get_rank() in ranks)
+    if options.pp == options.tp == 1:
+        return Mesh(dist.get_rank(), 0, 0, dist.group.WORLD, None, None)
+    found = grid(Degrees(pipeline=options.pp, tensor=options.tp, data=options.dp))
+    return Mesh(found.replica, found.stage, found.shard, found.data, found.pipeline if options.pp > 1 else None,
+                found.tensor if options.tp > 1 else None)
