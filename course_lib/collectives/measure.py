@@ -43,7 +43,7 @@ def measure_nodes(inner: dist.ProcessGroup, inter: dist.ProcessGroup, shared: bo
     """The wires inside and between nodes, with the groups of `node_groups()`; every rank calls it. Between nodes the
     first ranks alone send, so that what is found is the rate of a whole uplink. Raises `ValueError` for one node, or
     one rank a node."""
-    inside = measure_message(inner, sizes, repeats)
+    inside = measure_message(inner, sizes, 4 * repeats)  # fast, so cheap to repeat, and a busy moment weighs more
     dist.barrier()
     found = [measure_message(inter, sizes, repeats) if inner.rank() == 0 else None]
     dist.barrier()
