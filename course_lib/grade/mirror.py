@@ -36,7 +36,7 @@ class Mirror:
         self._names: dict[int, str] = {}
         self._grads: dict[str, Any] = {}
         self._early: dict[str, dict] = {}
-        self._fresh: list[Tensor] = []
+        self._arrived: list[Tensor] = []
         self._bytes: dict[str, Any] = {}
         self._dropped: list[str] = []
         self._assembled: set[str] = set()
@@ -70,45 +70,51 @@ class Mirror:
         last = offset + sum((n - 1) * step for n, step in zip(shape, stride)) if whole else 0
         if root is None or not whole or last >= root.numel() or 0 in shape:
             raise BadMessage("a tensor that does not fit its memory")
+        self._arrived.append(root)
         part = root.as_strided(shape, stride, offset)
         if name is None:
             return part
         param = torch.nn.Parameter(part.detach(), requires_grad=part.is_floating_point())
         self._add_param(str(name), param)
-        self._fresh.append(param)
+        self._arrived.append(param)
         if name in self._early:
             param.grad = self.tensor(self._early.pop(name))
         return param
 
     def changes(self) -> dict:
         """What the other side has to know before it goes on; empty when nothing changed."""
-        self._fresh.clear()
-        if not self._roots and not self._dropped:
-            return {}
-        grads, memory = {}, {}
+        grads = self._new_grads()  # before memory: that of a new gradient has no name yet
+        memory = self._new_memory()
+        self._arrived.clear()  # not before: what a check wrote into a tensor that it does not keep is told as well
+        dropped, self._dropped = self._dropped, []
+        found = {"memory": memory, "grads": grads, "dropped": dropped}
+        return {key: value for key, value in found.items() if value}
+
+    def _new_grads(self) -> dict:
+        """Gradients that are other ones than before. Their memory is given a name here."""
+        grads = {}
         for name, held in list(self._params.items()):
             param = held()
             now = None if param.grad is None else self.describe(param.grad)
             if name not in self._grads or self._grads[name] != now:
                 grads[name] = self._grads[name] = now
+        return grads
+
+    def _new_memory(self) -> dict:
+        memory = {}
         for name, held in list(self._roots.items()):
             root = held()
             state = self._state(name, root)
             if self._seen.get(name) != state:
                 memory[name] = [str(root.dtype).removeprefix("torch."), root.detach().reshape(-1).tolist()]
                 self._seen[name] = state
-        dropped, self._dropped = self._dropped, []
-        found = {"memory": memory, "grads": grads, "dropped": dropped}
-        return {key: value for key, value in found.items() if value}
+        return memory
 
     def apply(self, changes: Any) -> None:
         """Bring this side up to what the other side says. Raises `BadMessage` for what cannot be."""
         if not changes:
             return
         try:
-            if self._holds:
-                for name in changes.get("dropped", ()):
-                    self._forget(name)
             for name, (kind, values) in dict(changes.get("memory", {})).items():
                 self._write(name, kind, values)
             for name, described in dict(changes.get("grads", {})).items():
@@ -117,6 +123,8 @@ class Mirror:
                     self._params[name]().grad = None if described is None else self.tensor(described)
                 elif described is not None:
                     self._early[name] = described  # the parameter itself comes later in this message
+            for name in changes.get("dropped", ()) if self._holds else ():
+                self._forget(name)
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
             raise BadMessage(f"tensors that cannot be ({error})") from None
 
@@ -132,7 +140,7 @@ class Mirror:
                 raise ValueError("too many tensors")
             root = torch.tensor(values, dtype=getattr(torch, kind))
             self._add_root(name, root)
-            self._fresh.append(root)
+            self._arrived.append(root)
         else:
             with torch.no_grad():
                 root.view(-1).copy_(torch.tensor(values, dtype=root.dtype))

@@ -77,6 +77,17 @@ def test_loaded_tensors_share_memory_that_none_of_them_has_whole() -> None:
     assert [t.tolist() for t in far] == [t.tolist() for t in near] == [[0, 0], [12, 13]]
 
 
+def test_what_is_written_into_a_tensor_and_not_kept_is_told_before_it_is_dropped() -> None:
+    here, there = _pair()
+    theirs = torch.ones(2)
+    described = there.describe(theirs)
+    here.apply(there.changes())
+    here.tensor(described).mul_(5)
+    there.apply(here.changes())
+    assert theirs.tolist() == [5, 5]
+    assert not here._roots and not there._roots
+
+
 def test_memory_under_another_type_is_refused() -> None:
     here, _ = _pair()
     tensor = torch.zeros(2)
