@@ -51,7 +51,7 @@ def best_send_s(nbytes, repeats):
 @pytest.mark.parametrize("gbit, mb", [(0.2, 4), (1.0, 16), (2.0, 32)])
 def test_delivered_rate(kind, gbit, mb):
     fabric = Fabric(gbit=gbit, kind=kind)
-    for _ in range(3):  # a busy machine can slow all messages of one run; never three times
+    for _ in range(6):  # a busy machine can slow all messages of one run; never those of six
         delivered = 8e-9 * mb * MB / run(best_send_s, mb * MB, 5, ranks=2, fabric=fabric)[1]
         if abs(delivered / gbit - 1) <= 0.10:
             break
