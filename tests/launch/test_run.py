@@ -9,7 +9,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -310,11 +309,14 @@ def test_two_runs_at_once_do_not_collide():
     assert {k: results[k][0][1][0] for k in range(4)} == {k: 2.0 * k + 1 for k in range(4)}
 
 
-def test_no_scratch_folder_is_left():
-    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "course-run-*")))
-    run(rank_sum, 0, ranks=2, fabric="loopback")
-    time.sleep(0.2)
-    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "course-run-*"))) <= before
+def test_no_scratch_folder_is_left(tmp_path):
+    """In a process with a temporary folder of its own: others run at the same time."""
+    script = ("import glob, time; from course_lib.launch import run\n"
+              "def there(): return len(glob.glob(PLACE))\n"
+              "print(run(there, ranks=2, fabric='loopback')); time.sleep(0.2); print(there())")
+    done = subprocess.run([sys.executable, "-c", script.replace("PLACE", repr(f"{tmp_path}/course-run-*"))], text=True,
+                          env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, timeout=60)
+    assert done.stdout.split("\n")[:2] == ["[1, 1]", "0"], done.stderr
 
 
 @pytest.mark.timing
