@@ -38,7 +38,7 @@ def explore_pipelines(makers: Makers, *, p: tuple[int, Sequence[int]], m: tuple[
                          provenance=f"simulated; F, I and W of a rank take 10 ms each, a message {10 * message:g} ms")
 
     try:
-        from course_lib.lab.pipeline_anywidget import PipelineWidget
+        from course_lib.lab.positions_anywidget import PipelineWidget
     except ImportError:
         from course_lib.lab.sliders import sliders
         return sliders(draw, {"p": "ranks p", "m": "micro-batches m", "message": "a message, in F"}, **starts)

@@ -43,7 +43,7 @@ def explore_schedules(draw: Draw, labels: Mapping[str, str], holds: Holds | None
         return side_by_side(draw(**at)) if holds is None else held_above(holds(**at), draw(**at))
 
     try:
-        from course_lib.lab.schedules_anywidget import SchedulesWidget
+        from course_lib.lab.positions_anywidget import SchedulesWidget
     except ImportError:
         from course_lib.lab.sliders import sliders
         return sliders(picture, labels, **positions)

@@ -1,4 +1,4 @@
-"""The widget of `explore_pipelines`."""
+"""Widgets whose every position was computed beforehand, and which the browser draws alone."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 import anywidget
 import traitlets
 
-from course_lib.lab.pipeline_widget import ESM
+from course_lib.lab import pipeline_widget, schedules_widget
 
 if TYPE_CHECKING:
     from course_lib.show.picture import Picture
 
 
-class PipelineWidget(anywidget.AnyWidget):
-    """`data` is what `positions` gives, `at` where the controls are: they live in the browser, and where a kernel runs
-    `at` follows them. `draw(**at)` is the static picture."""
-
-    _esm = ESM
+class PositionsWidget(anywidget.AnyWidget):
+    """`data` is what the browser draws from, `at` where the controls are: they live in the browser, and where a kernel
+    runs `at` follows them. `draw(**at)` is the static picture. A subclass names the script."""
 
     data = traitlets.Dict().tag(sync=True)
     at = traitlets.Dict().tag(sync=True)
@@ -41,3 +39,15 @@ class PipelineWidget(anywidget.AnyWidget):
         width, height = twin.pixels
         data |= {"image/png": base64.b64encode(twin.png()).decode(), "text/plain": twin.words}
         return data, metadata | {"image/png": {"width": width, "height": height}}
+
+
+class PipelineWidget(PositionsWidget):
+    """Of `explore_pipelines`; `data` is what `positions` gives."""
+
+    _esm = pipeline_widget.ESM
+
+
+class SchedulesWidget(PositionsWidget):
+    """Of `explore_schedules`; `data` is what `predicted` gives."""
+
+    _esm = schedules_widget.ESM
