@@ -178,7 +178,15 @@ def tune(
     ],
     ranks: Annotated[int, typer.Option(help="How many ranks to start.")] = 2,
     fabric: Annotated[str, typer.Option(help="The wire: 1GbE, 10GbE, 25GbE, paced, shaped, loopback, …")] = "1GbE",
-    micro_steps: Annotated[int, typer.Option(help="Micro-steps of one update; only the last communicates.")] = 1,
+    micro_steps: Annotated[
+        int | None, typer.Option(help="N: micro-steps of one update; only the last communicates. Without: 1.")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="B: rows of one update over all ranks; N is then B / (b·ranks).")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="b: rows of one micro-step on a rank, those that the factory feeds.")
+    ] = None,
     target_caps: Annotated[str, typer.Option(help="Bucket sizes to consider, in MB.")] = "1,2,4,8,16,25",
     candidates: Annotated[int, typer.Option(help="How many layouts to measure at most.")] = 4,
     repeats: Annotated[int, typer.Option(help="How often each of them is measured, in alternation.")] = 9,
@@ -188,10 +196,11 @@ def tune(
 ) -> None:
     """Choose the bucket size of your own model: predict all from one run, measure the few that could be best.
     Exit code: 0 done, 1 the run failed, 2 the input cannot be."""
-    from course_lib.tune.command import RunFailure, tune_command
+    from course_lib.tune.command import RunFailure, accumulation, tune_command
 
     try:
-        tune_command(model, ranks=ranks, fabric=fabric, micro_steps=micro_steps, caps=target_caps,
+        tune_command(model, ranks=ranks, fabric=fabric,
+                     micro_steps=accumulation(micro_steps, global_batch, micro_batch, ranks), caps=target_caps,
                      candidates=candidates, repeats=repeats, timeout_s=timeout, as_json=as_json, figure=figure,
                      write=typer.echo)
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from course_lib.launch import RankFailed, RunError, RunTimeout
 from course_lib.launch.fabric import as_fabric
+from course_lib.plan.volumes import accumulation_steps
 from course_lib.simulate.buckets import MB, predict, uniform_plan
 from course_lib.tune.choice import Choice, cap_mb
 from course_lib.tune.choose import choose
@@ -39,6 +40,19 @@ def tune_command(model: str, *, ranks: int, fabric: str, micro_steps: int, caps:
         figure.write_bytes(picture(found, f"{model}, {ranks} ranks, {fabric}").png())
     scale = as_fabric(fabric).scale
     write(json.dumps(summary(found, scale), indent=1, ensure_ascii=False) if as_json else text(found, scale, fabric))
+
+
+def accumulation(micro_steps: int | None, B: int | None, b: int | None, ranks: int) -> int:
+    """N, as given or as B/(b·ranks); 1 where nothing is given. Raises `ValueError`, in words, where both or half of the
+    batches are given, and where they do not divide."""
+    if B is None and b is None:
+        return 1 if micro_steps is None else micro_steps
+    if micro_steps is not None:
+        raise ValueError("--micro-steps is N itself, and --global-batch with --micro-batch says what N follows from: "
+                         "give one or the other")
+    if B is None or b is None:
+        raise ValueError("--global-batch and --micro-batch go together: N = B / (b·ranks)")
+    return accumulation_steps(B, b, ranks)
 
 
 def parse_caps(caps: str) -> list[float]:

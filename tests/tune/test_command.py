@@ -176,6 +176,12 @@ def test_json_is_all_that_a_program_reads(tune, model):
     assert all(sum(row["bucket_bytes"]) == found["gradient_bytes"] for row in rows.values() if row["bucket_bytes"])
 
 
+def test_the_number_of_micro_steps_follows_from_the_batches(tune):
+    done = tune("train:good", "--json", "--global-batch", "24", "--micro-batch", "4")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["micro_steps"] == 24 // (4 * 2)
+
+
 def test_tied_and_frozen_parameters_on_three_ranks(tune):
     done = tune("train:odd", "--json", "--ranks", "3")
     assert done.exit_code == 0, done.output
@@ -220,6 +226,14 @@ def test_a_model_that_cannot_be_tuned_is_one_sentence(tune, model, says):
     (("--target-caps", "1,-2"), "give sizes in MB above 0"),
     (("--target-caps", "1,nan"), "give sizes in MB above 0"),
     (("--micro-steps", "0"), "at least one micro-step"),
+    (("--global-batch", "10", "--micro-batch", "3"), "B = 10 is not a multiple of b·D = 3·2 = 6"),
+    (("--global-batch", "4", "--micro-batch", "3"), "more than B = 4"),
+    (("--global-batch", "0", "--micro-batch", "1"), "B = 0: the global batch is 1 at least"),
+    (("--global-batch", "8", "--micro-batch", "-2"), "b = -2: the micro-batch is 1 at least"),
+    (("--global-batch", "8"), "go together"),
+    (("--micro-batch", "8"), "go together"),
+    (("--global-batch", "8", "--micro-batch", "2", "--micro-steps", "2"), "give one or the other"),
+    (("--global-batch", "8", "--micro-batch", "2", "--ranks", "0"), "D = 0"),
     (("--candidates", "1"), "at least 2"),
     (("--timeout", "0"), "above 0"),
     (("--figure", "absent/curve.png"), "a folder that is there"),
