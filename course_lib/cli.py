@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -105,7 +107,6 @@ def doctor(
 ) -> None:
     """Say whether everything that the labs need works here. Exit code 1 if not; takes some ten seconds."""
     import json
-    import sys
 
     from course_lib.doctor import STRATEGIES, examine, report
 
@@ -113,7 +114,7 @@ def doctor(
         _fail(f"there is no strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}.", code=2)
     found = examine(strategy)
     if as_json:
-        typer.echo(json.dumps(report.as_json(found), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(report.as_json(found), indent=1))
     else:
         report.as_text(found, sys.stdout)
     if not found.ok:
@@ -127,7 +128,6 @@ def status(
 ) -> None:
     """Say where you stand in every lab, from your own notebooks and records. Exit code 1 if there are none."""
     import json
-    import sys
 
     from course_lib.lab import status as standing
     from course_lib.lab import status_text
@@ -137,7 +137,7 @@ def status(
     except standing.NoSuchFolder as error:
         _fail(f"{error}.", code=2)
     if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(found.as_json(), indent=1))
     elif found.found:
         status_text.as_text(found, sys.stdout)
     else:
@@ -163,6 +163,8 @@ def trace(
 
     if cpu not in (None, "leaf", "outer"):
         _fail(f"--cpu is leaf or outer, not {cpu}.", code=2)
+    if unprofiled_ms is not None and not 0 < unprofiled_ms < float("inf"):
+        _fail(f"--unprofiled-ms {unprofiled_ms:g}: give the time of a step in ms, above 0.", code=2)
     try:
         run(files, step=step, as_json=as_json, html=html, cpu=cpu, unprofiled_ms=unprofiled_ms, write=typer.echo)
     except (TraceError, OSError) as error:
@@ -261,6 +263,10 @@ def _fail(sentence: str, code: int = 1) -> None:
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files and values of variables may hold anything; a terminal's encoding must not end the command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="course")
 
 

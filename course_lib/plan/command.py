@@ -89,7 +89,7 @@ def as_json(found: Found, shape: ModelShape, cluster: Cluster, B: int, best: Pla
         "format": FORMAT, "model": asdict(shape) | {"parameters": shape.parameters}, "gpu": cluster.gpu.name,
         "gpus": cluster.gpus, "global_batch": B, "layouts": [one(plan) for plan in (*found.fitting, *found.too_large)],
         "impossible": [{"layouts": count, "why": sentence} for count, sentence in found.impossible],
-    }, indent=1, ensure_ascii=False)
+    }, indent=1)
 
 
 def validate(csv: Path | None, leave_out: bool, as_json: bool) -> None:
@@ -99,7 +99,7 @@ def validate(csv: Path | None, leave_out: bool, as_json: bool) -> None:
         efficiency = {name: gpu.efficiency._asdict() for name, gpu in GPUS.items()}
         print(json.dumps({"format": FORMAT, "efficiency": efficiency, "sources": sources(),
                           "rows": [asdict(row) | {"error": row.error} for row in rows],
-                          "summaries": [asdict(s) for s in summaries(rows)]}, indent=1, ensure_ascii=False))
+                          "summaries": [asdict(s) for s in summaries(rows)]}, indent=1))
         return
     out = console(sys.stdout)
     table = Table(box=None, padding=(0, 1, 0, 0))

@@ -25,15 +25,15 @@ DEVICE = ("kernel", "copy", "memset")
 _COMM = re.compile(
     r"rccl|hccl|hcom_|oneccl|\bccl[_:]|msccl|nvshmem|rocshmem|\bmpi[:_]"
     r"|multimem_|cross_device_reduce|all_reduce_\w*shot|(?:one|two)_shot_all_reduce|quick_?reduce"
-    r"|\b(?:deep_ep|ep|internode(?:_ll)?|intranode(?:_ll)?)::.*(?:dispatch|combine|notify)"
-    r"|(?:internode|intranode)(?:_ll)?\w*(?:dispatch|combine|notify)"
-    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
+    r"|\b(?:deep_ep|hybrid_ep|ep|internode(?:_ll)?|intranode(?:_ll)?)::.*(?:dispatch|combine|notify)"
+    r"|(?:internode|intranode)(?:_ll)?\w*(?:dispatch|combine|notify)|(?:dispatch|combine)_?(?:inter|intra)node"
+    r"|(?<!sm)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 # torch.compile names a fused kernel after the operators it replaces, also after the collective that it consumes.
 _FUSED = re.compile(r"^triton_", re.IGNORECASE)
 _HOST_COMM = re.compile(r"^(?:gloo|mpi|ucc|oneccl|ccl):", re.IGNORECASE)
 _DISPATCH = re.compile(r"^(?:nccl:|rccl:|hccl:|record_param_comms$|c10d::|_c10d_functional|symm_mem::)", re.IGNORECASE)
-_STEP = re.compile(r"^(?:ProfilerStep[#*]\s*|course::step )(\d+)")
-_WIRE = re.compile(r"^wire::(\w+) bytes=(\d+)(?: bucket=(\d+))?")
+_STEP = re.compile(r"^(?:ProfilerStep[#*]\s*|course::step )(\d{1,18})(?!\d)")
+_WIRE = re.compile(r"^wire::(\w+) bytes=(\d{1,18})(?: bucket=(\d{1,18}))?(?!\d)")
 _TYPES = (
     ("all-reduce", r"all_?reduce|cross_device_reduce|multimem_\w*reduce|quick_?reduce"),
     ("all-gather", r"all_?gather"), ("reduce-scatter", r"reduce_?scatter"), ("all-to-all", r"all_?to_?all"),

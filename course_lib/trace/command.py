@@ -16,6 +16,8 @@ from course_lib.trace.reader import Trace, load
 
 COLUMNS = ("rank", "step", "T ms", "compute", "comm", "exposed", "hidden", "overlap", "share", "busy", "wait",
            "transfer")
+SHOWN = 200
+"""Rows of single steps in a table for people, half of them from the beginning and half from the end."""
 
 
 def run(paths: Sequence[Path], *, step: int | None = None, as_json: bool = False, html: Path | None = None,
@@ -32,7 +34,7 @@ def run(paths: Sequence[Path], *, step: int | None = None, as_json: bool = False
     if html is not None:
         from course_lib.trace.page import page
 
-        html.write_text(page(trace, found, findings, step), encoding="utf-8")
+        html.write_text(page(trace, found, findings, step), encoding="utf-8", errors="backslashreplace")
         if not as_json:
             write(f"{html} written")
 
@@ -57,6 +59,17 @@ def table_rows(found: Report) -> list[tuple[str, ...]]:
     rows = [cells(r, each.get((r.rank, r.step))) for r in found.rows]
     rows += [cells(r, pooled(r.rank)) for r in found.ranks if r.steps > 1]
     return rows + ([cells(found.pooled, pooled(None))] if len(found.ranks) > 1 else [])
+
+
+def shown_rows(found: Report) -> tuple[list[tuple[str, ...]], str]:
+    """What of `table_rows` a person reads, and a sentence on what was left out of the middle ("" if nothing was)."""
+    rows = table_rows(found)
+    if len(found.rows) <= SHOWN:
+        return rows, ""
+    gap = slice(SHOWN // 2, len(found.rows) - SHOWN // 2)
+    left_out = (f"{gap.stop - gap.start} of {len(found.rows)} rows of single steps are not shown; they count in all "
+                "that follows. --step shows one step, --json has all.")
+    return [row for i, row in enumerate(rows) if not gap.start <= i < gap.stop], left_out
 
 
 def summary(trace: Trace, found: Report, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -92,9 +105,12 @@ def _print(trace: Trace, found: Report, findings: Sequence[Finding]) -> None:
                         "times in ms", title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in table_rows(found):
+    rows, left_out = shown_rows(found)
+    for row in rows:
         table.add_row(*row, style="bold" if "all" in row[:2] else None)
     console.print(table)
+    if left_out:
+        console.print(Text(left_out, style="dim"))
     for rank in found.ranks if len(found.ranks) > 1 else ():
         console.print(Text(f"rank {rank.rank}: {rank.sentence}"))
     console.print(Text(found.sentence, style="bold"))

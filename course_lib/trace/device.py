@@ -32,10 +32,11 @@ def device_spans(rank: int, events: Events, steps: Steps, backward: list[tuple[i
     kinds = [_kind(e, launched, under) for e in events.device]
     comm = iter(attribute([e for e, k in zip(events.device, kinds) if k == "comm"], launched, calls))
     first = min(launched, default=0)
-    several = len({str(e.args.get("device")) for e in events.device}) > 1
+    devices = {str(e.args["device"]) for e in events.device if "device" in e.args}
+    several = len(devices) > 1
     spans: list[Span] = []
     seen: list[Launched] = []
-    about: Counter[str] = Counter()
+    about: Counter[str] = Counter(devices=len(devices) * several)
     for event, kind in zip(events.device, kinds):
         launch = launched.get(event.correlation) if event.correlation is not None else None
         step = _step(event, launch, steps, first, about)
@@ -135,6 +136,7 @@ def _notes(about: Counter[str]) -> list[Note]:
         "unlinked": "device events have no recorded launch: they count in the step during which they started",
         "graph": "device events come from a graph launch: they count in the step during which they started",
         "early": "device events start over 50 us before their launch: the clocks of host and device disagree",
+        "devices": "devices in one file count as one rank: compute on one hides communication on another",
         "overlaps": "device events overlap others on the same stream: unions count them once, sums would not",
         "peer-copy": "copies to another device came from no collective: possible communication, counted as copies",
     }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from course_lib.trace.classify import DEVICE, category
 from course_lib.trace.note import Note
-from course_lib.trace.parse import Document
+from course_lib.trace.parse import Document, whole
 
 _TEXTS = {
     "bad-time": "events without a readable ts or dur were left out",
@@ -20,8 +20,8 @@ _TEXTS = {
 }
 
 
-_LIMIT = 10**16
-"""Microseconds beyond which a time is a mistake (the year 2286); it would not fit into 64 bits of nanoseconds."""
+_LIMIT = 2**62
+"""Nanoseconds beyond which a time is a mistake (the year 2116): the distance of two would not fit into 64 bits."""
 
 _JITTER = 1_000_000
 """ns by which neighbours in a file may be out of order (a kernel written behind its launch)."""
@@ -40,17 +40,18 @@ class Event(NamedTuple):
     def number(self, *keys: str) -> int | None:
         """The first of these arguments that is a whole number (also written as text), else None."""
         for key in keys:
-            value = self.args.get(key)
-            if isinstance(value, int):
+            value = whole(self.args.get(key))
+            if value is not None:
                 return value
-            if isinstance(value, str) and value.lstrip("-").isdigit():
-                return int(value)
         return None
 
     @property
     def correlation(self) -> int | None:
+        """What a kernel shares with its launch; tracers write 0 or -1 where they do not know."""
         value = self.args.get("correlation")
-        return value if isinstance(value, int) else self.number("correlation", "Correlation ID")
+        if type(value) is not int:
+            value = self.number("correlation", "Correlation ID")
+        return value if value is not None and value > 0 else None
 
     @property
     def external(self) -> int | None:
@@ -79,18 +80,18 @@ def nanoseconds(value: Any) -> int | None:
     The fraction is converted apart: an absolute time in microseconds times 1000 does not fit into a double.
     """
     if type(value) is float:
-        if not abs(value) < _LIMIT:
+        if not abs(value) < _LIMIT / 1000:
             return None
-        whole = int(value)
-        return whole * 1000 + round((value - whole) * 1000)
+        full = int(value)
+        return full * 1000 + round((value - full) * 1000)
     if type(value) is int:
-        return value * 1000 if abs(value) < _LIMIT else None
+        return value * 1000 if abs(value) < _LIMIT // 1000 else None
     if isinstance(value, str):
         try:
             exact = Decimal(value)
         except InvalidOperation:
             return None
-        return round(exact * 1000) if exact.is_finite() and abs(exact) < _LIMIT else None
+        return round(exact * 1000) if exact.is_finite() and abs(exact) < _LIMIT // 1000 else None
     return None
 
 
@@ -115,7 +116,7 @@ def collect(document: Document) -> Events:
         if not kind:
             continue
         start, duration = nanoseconds(raw.get("ts")), nanoseconds(raw.get("dur"))
-        if start is None or duration is None:
+        if start is None or duration is None or abs(base + start) >= _LIMIT or base + start + duration >= _LIMIT:
             dropped["bad-time"] += 1
         elif duration < 0:
             dropped["negative-duration"] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 import zipfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from course_lib.trace.note import Note, TraceError
 
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 ENDINGS = (".json", ".json.gz", ".zip")
 
 
@@ -23,14 +23,17 @@ class Source:
     name: str
     raw: bytes
     notes: tuple[Note, ...] = ()
+    fault: str = ""
+    """Why it could not be unpacked, where it could not; `raw` is empty then."""
 
 
 def sources(*paths: str | Path) -> Iterator[Source]:
     """Every trace file of these paths, folders in natural order of the names (rank 2 before rank 10).
 
-    Raises `TraceError` for a path that does not exist, has another ending or holds no trace file.
+    A path that is given twice counts once. Raises `TraceError` for a path that does not exist, has another ending or
+    holds no trace file.
     """
-    for path in map(Path, paths):
+    for path in dict.fromkeys(map(Path, paths)):
         if path.is_dir():
             inside = sorted((p for p in path.rglob("*") if p.is_file() and _ending(p.name)),
                             key=lambda p: natural(str(p)))
@@ -40,8 +43,6 @@ def sources(*paths: str | Path) -> Iterator[Source]:
                 yield from _file(p)
         elif not path.exists():
             raise TraceError(f"{path} does not exist")
-        elif not _ending(path.name) and not _is_json(path):
-            raise TraceError(f"{path} is no trace file: a Chrome trace ends in {', '.join(ENDINGS)}")
         else:
             yield from _file(path)
 
@@ -55,18 +56,26 @@ def _ending(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
 
 
-def _is_json(path: Path) -> bool:
+def _is_json(raw: bytes) -> bool:
     """Profilers also write without an ending; the content decides then."""
-    with path.open("rb") as file:
-        head = file.read(512)
-    return head[:2] == b"\x1f\x8b" or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    return raw[:2] == _GZIP or raw[:512].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
 def _file(path: Path) -> Iterator[Source]:
-    raw = path.read_bytes()
-    if not zipfile.is_zipfile(io.BytesIO(raw)):
+    raw = path.read_bytes()  # once: a pipe can only be read once
+    if not _ending(path.name) and not _is_json(raw):
+        raise TraceError(f"{path} is no trace file: a Chrome trace ends in {', '.join(ENDINGS)}")
+    if raw[:4] != _ZIP:
         yield _unpacked(str(path), raw)
         return
+    try:
+        yield from _members(path, raw)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        # RuntimeError: encrypted, or compressed in a way that this Python does not know.
+        yield Source(str(path), b"", fault=f"cannot be unpacked: {error}")
+
+
+def _members(path: Path, raw: bytes) -> Iterator[Source]:
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         names = sorted((n for n in archive.namelist() if n.lower().endswith(ENDINGS[:2]) and "__MACOSX" not in n),
                        key=natural)
@@ -77,17 +86,17 @@ def _file(path: Path) -> Iterator[Source]:
 
 
 def _unpacked(name: str, raw: bytes) -> Source:
-    if raw[:2] != b"\x1f\x8b":
-        return Source(name, raw)
-    try:
-        return Source(name, gzip.decompress(raw))
-    except (EOFError, OSError, zlib.error) as error:
-        # A job that was killed leaves a cut gzip file; what was written before the cut is whole.
-        begun = zlib.decompressobj(wbits=31)
+    kept, rest = [], raw
+    while rest[:2] == _GZIP:
+        member = zlib.decompressobj(wbits=31)
         try:
-            kept = begun.decompress(raw)
-        except zlib.error:
-            kept = b""
-        if not kept:
-            raise TraceError(f"{name} cannot be unpacked: {error}") from error
-        return Source(name, kept, (Note("cut-gzip", "the gzip file is cut; its beginning was read"),))
+            kept.append(member.decompress(rest))
+        except zlib.error as error:
+            return Source(name, b"", fault=f"cannot be unpacked: {error}")
+        if not member.eof:
+            # A job that was killed leaves a cut gzip file; what was written before the cut is whole.
+            if not any(kept):
+                return Source(name, b"", fault="cannot be unpacked: the gzip file is cut in its first bytes")
+            return Source(name, b"".join(kept), (Note("cut-gzip", "the gzip file is cut; its beginning was read"),))
+        rest = member.unused_data
+    return Source(name, b"".join(kept) if kept else raw)

@@ -19,6 +19,7 @@ _OTHERS = (
     (("cells", "nbformat"), "a notebook"),
 )
 
+_WHOLE = re.compile(r"-?[0-9]{1,30}")
 # An absolute time with a fraction has more digits than a double keeps; as text it stays exact.
 _LONG_TIME = re.compile(rb'("ts"\s*:\s*)(\d{14,}\.\d+)')
 
@@ -36,13 +37,13 @@ class Document:
 
     @property
     def truncated(self) -> bool:
-        return any(note.code in ("truncated", "cut-gzip") for note in self.notes)
+        """Whether events were lost at its end. A cut .gz whose events are all there has lost none."""
+        return any(note.code == "truncated" for note in self.notes)
 
     @property
     def base(self) -> int:
         """What every `ts` is relative to, in nanoseconds; 0 where `ts` is absolute."""
-        base = self.head.get("baseTimeNanoseconds", 0)
-        return base if isinstance(base, int) else 0
+        return whole(self.head.get("baseTimeNanoseconds")) or 0
 
     @property
     def distributed(self) -> dict[str, Any]:
@@ -51,7 +52,9 @@ class Document:
 
 
 def parse(source: Source) -> Document:
-    """Read one file. Raises `TraceError` when it is empty, not JSON or not a Chrome trace."""
+    """Read one file. Raises `TraceError` when it could not be unpacked, is empty, not JSON or not a Chrome trace."""
+    if source.fault:
+        raise TraceError(f"{source.name} {source.fault}")
     if not source.raw.strip():
         raise TraceError(f"{source.name} is empty: the profiler wrote nothing (was prof.step() called often enough for "
                          "the schedule to reach its active steps?)")
@@ -71,10 +74,11 @@ def parse(source: Source) -> Document:
             isinstance(e, dict) and e.get("cat") for e in found))
     if not isinstance(found, dict):
         raise TraceError(f"{source.name} is not JSON, so no Chrome trace")
-    events = found.pop("traceEvents", None)
+    events = found.get("traceEvents")
     if not isinstance(events, list):
-        raise TraceError(f"{source.name} is {_what(found)}, not a Chrome trace: it has no \"traceEvents\". Write one "
-                         "with prof.export_chrome_trace(path).")
+        raise TraceError(f"{source.name} is {_what(found)}, not a Chrome trace: it has no list \"traceEvents\". Write "
+                         "one with prof.export_chrome_trace(path).")
+    del found["traceEvents"]
     return Document(source.name, events, found, tuple(notes))
 
 
@@ -83,3 +87,14 @@ def _what(found: dict[str, Any]) -> str:
         if all(key in found for key in keys):
             return words
     return f"a JSON object with {', '.join(sorted(map(str, found))[:5]) or 'nothing in it'}"
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, also one that is written as text or as a float; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from course_lib.trace.note import Note
-from course_lib.trace.parse import Document
+from course_lib.trace.parse import Document, whole
 
 _NAMED = re.compile(r"(?:rank|worker|gpu)[-_ ]?(\d+)(?!\d)", re.IGNORECASE)
 _LAST = re.compile(r"[-_.](\d{1,5})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
@@ -15,8 +15,8 @@ _LAST = re.compile(r"[-_.](\d{1,5})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IG
 
 def own_rank(document: Document) -> int | None:
     """The rank in the file's `distributedInfo`, or None."""
-    rank = document.distributed.get("rank")
-    return rank if isinstance(rank, int) and rank >= 0 else None
+    rank = whole(document.distributed.get("rank"))
+    return rank if rank is not None and rank >= 0 else None
 
 
 def named_rank(name: str) -> int | None:

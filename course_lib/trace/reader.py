@@ -19,7 +19,7 @@ from course_lib.trace.facts import Facts
 from course_lib.trace.files import sources
 from course_lib.trace.host import CpuRule, backward, cpu_spans, emulated_spans, wire_spans
 from course_lib.trace.note import Note, TraceError
-from course_lib.trace.parse import Document, parse
+from course_lib.trace.parse import Document, parse, whole
 from course_lib.trace.steps import OUTSIDE, Steps, find_steps, spread
 
 PROVENANCE = {"cuda": "measured (cuda)", "rocm": "measured (rocm)", "xpu": "measured (xpu)", "cpu": "measured (cpu)",
@@ -165,8 +165,7 @@ def _device(document: Document, events: Events) -> str:
 
 
 def _ranks(document: Document) -> int | None:
-    size = document.distributed.get("world_size")
-    return size if isinstance(size, int) else None
+    return whole(document.distributed.get("world_size"))
 
 
 def _nothing(document: Document, events: Events) -> Note:
@@ -174,6 +173,8 @@ def _nothing(document: Document, events: Events) -> Note:
         return Note("no-device-events", "no device events: this old format does not say what ran on the device. "
                                         "Record again with torch.profiler")
     if not (events.operators or events.annotations or events.runtime):
+        if events.notes or any(note.code == "lost-events" for note in document.notes):
+            return Note("no-events", "no events: those in the file could not be used, as its other notes say")
         return Note("no-events", "no events: only metadata was recorded. The profiler was stopped before an active "
                                  "step (call prof.step() once a step, and more often than wait + warmup)")
     if any(launches(e.name) for e in events.runtime):

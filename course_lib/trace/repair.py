@@ -97,7 +97,7 @@ def _event(piece: str, done: Counter[str]) -> tuple[dict[str, Any] | None, str]:
     fixed = _fix(piece, here)
     try:
         event, end = json.JSONDecoder(strict=False).raw_decode(fixed)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, ""
     done.update(here)
     return event, fixed[end:]
@@ -109,7 +109,7 @@ def _around(head: str, tail: str) -> dict[str, Any]:
     for text in (re.sub(r',?\s*"traceEvents"\s*:\s*$', "}", head), "{" + tail.lstrip(" \t\r\n],")):
         try:
             part = json.loads(_fix(text, Counter()))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         found |= part if isinstance(part, dict) else {}
     return found

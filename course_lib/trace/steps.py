@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from course_lib.trace.classify import step_number
 from course_lib.trace.events import Event, Events
@@ -29,13 +29,25 @@ class Steps:
     """The steps of one file in order of time."""
 
     windows: tuple[Step, ...]
+    _begins: list[int] = field(init=False, repr=False, compare=False)
+    _reach: list[int] = field(init=False, repr=False, compare=False)
+    """The latest end of the steps up to each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_begins", [w.start for w in self.windows])
+        object.__setattr__(self, "_reach", list(accumulate((w.stop for w in self.windows), max)))
 
     def at(self, time: int) -> int:
-        """The step during which `time` lies; `OUTSIDE` if in none, -1 if the file has no steps."""
+        """The step during which `time` lies, the one that began last if there are several; `OUTSIDE` if in none, -1 if
+        the file has no steps."""
         if not self.windows:
             return -1
-        k = bisect_right(self.windows, time, key=lambda s: s.start)
-        return self.windows[k - 1].number if k and time < self.windows[k - 1].stop else OUTSIDE
+        k = bisect_right(self._begins, time) - 1
+        while k >= 0 and time < self._reach[k]:
+            if time < self.windows[k].stop:
+                return self.windows[k].number
+            k -= 1
+        return OUTSIDE
 
 
 def find_steps(events: Events, truncated: bool) -> tuple[Steps, list[Note]]:
@@ -46,18 +58,16 @@ def find_steps(events: Events, truncated: bool) -> tuple[Steps, list[Note]]:
     marks = [(step_number(e.name), e) for e in (*events.annotations, *events.operators)]
     found = sorted(((n, e) for n, e in marks if n is not None and e.stop > e.start), key=lambda m: m[1].start)
     notes: list[Note] = []
-    seen: dict[tuple[int, int], Event] = {}
+    seen: dict[int, list[Event]] = {}
     for number, event in found:
-        # Several threads may carry the same step; that is one step, not two.
-        same = next((k for k, e in seen.items()
-                     if k[0] == number and e.start < event.stop and event.start < e.stop), None)
-        if same is None:
-            seen[number, event.start] = event
-        elif event.stop - event.start > seen[same].stop - seen[same].start:
-            seen[same] = event
-    numbers = [number for number, _ in seen]
-    windows = [Step(number, e.start, e.stop) for (number, _), e in seen.items()]
-    if len(set(numbers)) < len(numbers):
+        # Several threads may carry the same step; that is one step, not two. They come in order of their start.
+        mine = seen.setdefault(number, [])
+        if not mine or event.start >= mine[-1].stop:
+            mine.append(event)
+        elif event.stop - event.start > mine[-1].stop - mine[-1].start:
+            mine[-1] = event
+    windows = [Step(number, e.start, e.stop) for number, mine in seen.items() for e in mine]
+    if len(seen) < len(windows):
         notes.append(Note("step-numbers", "step numbers repeat: the steps are numbered in order of time instead"))
         windows = [Step(i, w.start, w.stop) for i, w in enumerate(sorted(windows, key=lambda w: w.start))]
     windows.sort(key=lambda w: w.start)

@@ -39,7 +39,7 @@ def tune_command(model: str, *, ranks: int, fabric: str, micro_steps: int, caps:
     if figure is not None:
         figure.write_bytes(picture(found, f"{model}, {ranks} ranks, {fabric}").png())
     scale = as_fabric(fabric).scale
-    write(json.dumps(summary(found, scale), indent=1, ensure_ascii=False) if as_json else text(found, scale, fabric))
+    write(json.dumps(summary(found, scale), indent=1) if as_json else text(found, scale, fabric))
 
 
 def accumulation(micro_steps: int | None, B: int | None, b: int | None, ranks: int) -> int:

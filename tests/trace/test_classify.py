@@ -35,6 +35,9 @@ COMMUNICATION = {
     "two_shot_all_reduce_kernel_inplace": "all-reduce",
     "nvshmemi_barrier_threadgroup_kernel": "barrier",
     "void msccl::executor<float>(float*)": "unknown collective",
+    "void hybrid_ep::dispatch_kernel<float, 4>(float*)": "dispatch",
+    "mori::moe::EpDispatchIntraNodeKernel_bf16": "dispatch",
+    "mori::moe::EpCombineInterNodeKernel_bf16": "combine",
 }
 COMPUTE = (
     "ampere_sgemm_128x64_tn",
@@ -48,6 +51,7 @@ COMPUTE = (
     "triton_poi_fused_all_gather_into_tensor_wait_tensor_0",
     "void fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>(float)",
     "void permute_dispatch_tokens_kernel<float>(float*)",
+    "void small_reduce_kernel<float>(float*)",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -56,6 +57,32 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path) -> None:
     done = run(tmp_path / "none.json")
     assert done.exit_code == 1 and done.stderr.count("\n") == 1 and "does not exist" in done.stderr
     assert run(tmp_path, "--cpu", "all").exit_code == 2
+
+
+def test_a_step_time_that_cannot_be(write) -> None:
+    for value in ("0", "-1", "nan", "inf"):
+        done = run(write(one_step()), "--unprofiled-ms", value)
+        assert done.exit_code == 2 and "above 0" in done.stderr
+
+
+def test_thousands_of_steps_are_not_thousands_of_lines(write) -> None:
+    many = [e for i in range(300) for e in (step(i, 2000 * i, 1000), kernel(GEMM, 2000 * i + 100, 400, 0))]
+    said = run(write(many)).output
+    assert said.count("\n") < 250 and "100 of 300 rows of single steps are not shown" in said
+    assert "120.000" in said, "the pooled row counts all of them"
+    assert len(json.loads(run(write(many), "--json").output)["rows"]) == 300
+    assert "not shown" not in run(write(many[:2 * 200])).output
+
+
+def test_a_name_that_no_encoding_has(write, tmp_path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"rank-\xff.json")
+    with open(path, "wb") as file:
+        file.write(write(one_step()).read_bytes())
+    for options in ((), ("--json",), ("--html", str(tmp_path / "page.html"))):
+        done = subprocess.run([sys.executable, "-m", "course_lib.cli", "trace", path, *options], capture_output=True,
+                              timeout=60, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert options[:1] != ("--json",) or json.loads(done.stdout)["files"][0]["name"].endswith(".json")
 
 
 def test_torch_is_never_imported(write) -> None:

@@ -6,7 +6,8 @@ import pytest
 from trace_samples import ALL_REDUCE, GEMM, event, kernel, launch, launched, one_step, step
 
 from course_lib import trace
-from course_lib.trace.steps import OUTSIDE
+from course_lib.trace.events import Event, Events
+from course_lib.trace.steps import OUTSIDE, find_steps
 
 
 def codes(loaded: trace.Trace) -> dict[str, int]:
@@ -148,7 +149,7 @@ def test_45_launches_without_kernels_make_a_step_incomplete(write) -> None:
 
 
 def test_46_kernels_of_the_warm_up_belong_to_no_step(write) -> None:
-    early = [kernel(GEMM, 10 + 2 * i, 1, i) for i in range(30)]
+    early = [kernel(GEMM, 10 + 2 * i, 1, 1 + i) for i in range(30)]
     loaded = trace.load(write([step(1, 0, 1000), *early, *(e for i in range(10) for e in
                                                           launched(GEMM, 200 + 10 * i, 5, 100 + i))]))
     assert codes(loaded)["foreign"] == 30
@@ -168,3 +169,43 @@ def test_kernels_belong_to_the_step_that_launched_them(write) -> None:
               *launched(GEMM, 190, 30, 2, at=110)]
     found = trace.measure(trace.load(write(events)))
     assert [(r.step, r.span, r.compute) for r in found.rows] == [(1, 180_000, 30_000), (2, 120_000, 30_000)]
+
+
+def test_what_is_no_correlation_links_nothing(write) -> None:
+    """A tracer that does not know writes -1 or 0; that is no launch of long ago, nor a number."""
+    for unknown in (-1, 0, "--5", "²", "9" * 5000, None, [1]):
+        loaded = trace.load(write([step(1, 0, 1000), launch(1, 90), kernel(GEMM, 100, 400, unknown)]))
+        (row,) = trace.measure(loaded).rows
+        assert (row.step, row.compute) == (1, 400_000), unknown
+
+
+def test_an_event_behind_a_step_inside_another_is_in_the_outer_one(write) -> None:
+    row = trace.measure(trace.load(write([step(1, 0, 1000), step(2, 100, 100), *launched(GEMM, 500, 50, 1)]))).rows[0]
+    assert (row.step, row.compute) == (1, 50_000)
+
+
+def test_several_devices_in_one_file_are_said_to_be_one_rank(write) -> None:
+    other = {**kernel(ALL_REDUCE, 100, 400, 2), "args": {"device": 1, "stream": 7, "correlation": 2}}
+    assert codes(trace.load(write([step(1, 0, 1000), *launched(GEMM, 100, 400, 1), other])))["devices"] == 2
+    assert "devices" not in codes(trace.load(write(one_step())))
+
+
+def test_steps_are_found_in_time_that_grows_with_their_number() -> None:
+    """Counted, not timed: comparing each step with all before it would take two million looks."""
+    looks = 0
+
+    class Counted(int):
+        def __lt__(self, other: int) -> bool:
+            nonlocal looks
+            looks += 1
+            return int(self) < int(other)
+
+        def __ge__(self, other: int) -> bool:
+            nonlocal looks
+            looks += 1
+            return int(self) >= int(other)
+
+    marks = [Event(f"ProfilerStep#{i}", "annotation", Counted(i * 10), Counted(i * 10 + 9), (1, 1), {})
+             for i in range(2000)]
+    steps, notes = find_steps(Events(annotations=marks), truncated=False)
+    assert len(steps.windows) == 2000 and not notes and looks < 100_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 import zipfile
 from pathlib import Path
 
@@ -85,6 +87,18 @@ def test_7_a_cut_gzip_file(write, tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(packed[:-100])
     assert "cut-gzip" in codes(trace.load(path))
+    path.write_bytes(packed[:-4])
+    loaded = trace.load(path)
+    assert "cut-gzip" in codes(loaded) and len(loaded.timeline.steps) == 300, "only the checksum is gone, no event"
+
+
+def test_a_gzip_file_of_several_members(write, tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": one_step()}).encode()
+    members = gzip.compress(text[:300]) + gzip.compress(text[300:])
+    for tail in (b"", b"\0" * 50, b"padding"):
+        (tmp_path / "rank-0.json.gz").write_bytes(members + tail)
+        loaded = trace.load(tmp_path / "rank-0.json.gz")
+        assert trace.measure(loaded).pooled == clean(write) and "cut-gzip" not in codes(loaded)
 
 
 def test_8_the_list_of_the_old_profiler(write) -> None:
@@ -200,6 +214,78 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"\x80\x02")
     with pytest.raises(trace.TraceError, match="no trace file"):
         trace.read(tmp_path / "model.pt")
+
+
+def damaged(archive: bytes, what: str) -> bytes:
+    """A .zip of one member with a mistake in its first header and in the directory's copy of it."""
+    spoilt, entry = bytearray(archive), archive.find(b"PK\x01\x02")
+    if what == "data":
+        spoilt[60] ^= 0xFF
+    elif what == "encrypted":
+        spoilt[6] |= 1
+        spoilt[entry + 8] |= 1
+    elif what == "method":
+        spoilt[8] = spoilt[entry + 10] = 99
+    return bytes(spoilt[:len(archive) // 2] if what == "cut" else spoilt)
+
+
+@pytest.mark.parametrize("what", ["data", "encrypted", "method", "cut"])
+def test_an_archive_that_cannot_be_unpacked_costs_only_itself(write, tmp_path: Path, what: str) -> None:
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rank-1.json", json.dumps({"traceEvents": one_step()}))
+    bad = write(damaged((tmp_path / "whole.zip").read_bytes(), what), "run/a.zip")
+    with pytest.raises(trace.TraceError, match=r"a\.zip.*cannot be unpacked"):
+        trace.load(bad)
+    write(one_step(), "run/rank-0.json")
+    write(gzip.compress(json.dumps({"traceEvents": one_step()}).encode())[:-8] + bytes(8), "run/rank-2.json.gz")
+    loaded = trace.load(tmp_path / "run")
+    assert loaded.timeline.ranks == [0] and codes(loaded)["refused"] == 1
+    assert sum(note.code == "refused" for _, note in loaded.notes) == 2
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """`course trace <(zcat …)`: a name without an ending, and nothing left for whoever opens it twice."""
+    pipe = tmp_path / "63"
+    os.mkfifo(pipe)
+    packed = gzip.compress(json.dumps({"traceEvents": one_step()}).encode())
+    writer = threading.Thread(target=pipe.write_bytes, args=(packed,), daemon=True)
+    writer.start()
+    assert len(trace.read(pipe)) > 0
+    writer.join(10)
+
+
+def test_a_file_given_twice_is_one_rank(write) -> None:
+    path = write(one_step(), "a.json")
+    assert len(trace.load(path, path).ranks) == 1
+
+
+@pytest.mark.parametrize("far", [9.5e15, 9_500_000_000_000_000, -9.5e15, "9500000000000000", 10**30])
+def test_a_time_that_cannot_be_is_left_out_and_the_rest_measured(write, far: object) -> None:
+    """Times so far apart that their distance would not fit into 64 bits."""
+    odd = [kernel("k", far, 1, 50), kernel("k", 600, far, 51), event("overhead", "o", far, 1)]
+    loaded = trace.load(write([*one_step(), *odd]))
+    assert codes(loaded)["bad-time"] + codes(loaded).get("negative-duration", 0) == 3
+    assert trace.measure(loaded).pooled == clean(write)
+
+
+def test_where_all_events_are_bad_no_schedule_is_blamed(write) -> None:
+    loaded = trace.load(write([{k: v for k, v in e.items() if k != "dur"} for e in one_step()]))
+    (said,) = (note.text for _, note in loaded.notes if note.code == "no-events")
+    assert "could not be used" in said and "prof.step()" not in said
+
+
+def test_nesting_without_end_is_damage(write) -> None:
+    loaded = trace.load(write('{"traceEvents":[{"ph":"X","name":"a","args":' + '{"a":' * 20_000))
+    assert codes(loaded)["lost-events"] == 1
+
+
+def test_ranks_and_bases_that_are_written_as_text(write, tmp_path: Path) -> None:
+    write(one_step(), "run/a.json", distributedInfo={"rank": "3", "world_size": "2"}, baseTimeNanoseconds="0")
+    write(one_step(), "run/b.json", distributedInfo={"rank": 5.0}, baseTimeNanoseconds="1000000")
+    loaded = trace.load(tmp_path / "run")
+    assert [r.rank for r in loaded.ranks] == [3, 5]
+    first = [min(s.start for s in loaded.timeline.select(rank=r)) for r in (3, 5)]
+    assert first[1] - first[0] == 1_000_000
 
 
 def test_odd_events_never_stop_the_reading(write) -> None:
