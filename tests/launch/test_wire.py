@@ -102,7 +102,7 @@ def test_two_nodes_with_a_fast_inner_and_a_slow_outer_wire(kind):
         for group in (mine, None):
             buffer, best = torch.zeros(MB), float("inf")
             dist.all_reduce(buffer, group=group)
-            for _ in range(4):
+            for _ in range(12):  # four ranks share the cores, and a busy moment only slows
                 dist.barrier()
                 start = time.perf_counter()
                 dist.all_reduce(buffer, group=group)
