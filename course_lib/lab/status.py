@@ -64,7 +64,7 @@ class LabStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """All labs of a folder, the record files that were read, and those that could not be."""
+    """All labs of a folder, the record files that were read, and the records and notebooks that could not be."""
 
     folder: str
     records: tuple[str, ...]
@@ -107,10 +107,10 @@ def status(folder: Path | None = None) -> Status:
     stores = [Path(own)] if own else [root] if root.name == ".course" else [place / ".course" for place in places]
     progress, first, bad = _records(stores, "progress")
     predictions, second, worse = _records(stores, "predictions")
-    notebooks = _notebooks(places)
+    notebooks, broken = _notebooks(places)
     numbers = sorted({_lab_of(key) for key in (*progress, *predictions)} - {""} | set(notebooks))
     labs = tuple(_lab(number, notebooks.get(number), progress, predictions) for number in numbers)
-    return Status(str(root), (*first, *second), (*bad, *worse), labs)
+    return Status(str(root), (*first, *second), (*bad, *worse, *broken), labs)
 
 
 def _records(stores: Iterable[Path], name: str) -> tuple[dict[str, dict], tuple[str, ...], tuple[str, ...]]:
@@ -122,7 +122,7 @@ def _records(stores: Iterable[Path], name: str) -> tuple[dict[str, dict], tuple[
             found = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             unreadable.append(str(path))
             continue
         if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
@@ -146,14 +146,17 @@ def _merge(one: dict, other: dict) -> dict:
     }
 
 
-def _notebooks(places: Iterable[Path]) -> dict[str, _Notebook]:
-    """By lab number the notebook in which most was run."""
+def _notebooks(places: Iterable[Path]) -> tuple[dict[str, _Notebook], tuple[str, ...]]:
+    """By lab number the notebook in which most was run, and those that are damaged."""
     best: dict[str, _Notebook] = {}
+    broken = []
     for path in sorted(path for place in places for path in place.glob(NOTEBOOKS)):
         number, found = path.name[:2], _notebook(path)
-        if found and (number not in best or found.cells_run > best[number].cells_run):
+        if found is None:
+            broken.append(str(path))
+        elif number not in best or found.cells_run > best[number].cells_run:
             best[number] = found
-    return best
+    return best, tuple(broken)
 
 
 def _notebook(path: Path) -> _Notebook | None:
@@ -162,7 +165,7 @@ def _notebook(path: Path) -> _Notebook | None:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         sources = [(cell["cell_type"], "".join(cell["source"]), cell.get("execution_count")) for cell in cells]
         saved = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     heading = next((line for kind, text, _ in sources if kind == "markdown" for line in text.splitlines()
                     if line.startswith("# ")), "")
@@ -175,7 +178,7 @@ def _notebook(path: Path) -> _Notebook | None:
 def _lab(number: str, notebook: _Notebook | None, progress: dict[str, dict], predictions: dict[str, dict]) -> LabStatus:
     known = registry.of_lab(number)
     tried = [key for key in progress if _lab_of(key) == number]
-    order = [*known, *sorted(set(tried) - set(known), key=lambda key: [int(part) for part in re.findall(r"\d+", key)])]
+    order = [*known, *sorted(set(tried) - set(known), key=_by_numbers)]
     exercises = tuple(_exercise(key, known[key].title if key in known else "", progress.get(key, {})) for key in order)
     answered = {key for key, entry in predictions.items() if _lab_of(key) == number and "answer" in entry}
     questions = notebook.questions if notebook else frozenset()
@@ -204,6 +207,11 @@ def _lab_of(key: str) -> str:
     """"4.1" and "4.best_bucket" belong to lab "04"; anything else to none."""
     number = key.partition(".")[0]
     return number.zfill(2) if number.isascii() and number.isdigit() and "." in key else ""
+
+
+def _by_numbers(key: str) -> list[tuple[int, str]]:
+    """A sort key in which numbers of any length count as numbers."""
+    return [(len(part), part) for part in (digits.lstrip("0") for digits in re.findall(r"\d+", key))]
 
 
 def _count(entry: dict, name: str) -> int:

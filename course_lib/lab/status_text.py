@@ -16,6 +16,14 @@ NOTHING = ("There are no lab notebooks and no records of progress in {folder}. G
 NO_RECORDS = "No records of progress yet: they appear in .course/ beside the notebooks when you run a lab's first cell."
 
 
+def nothing(found: Status) -> str:
+    """Why there is nothing to show."""
+    if found.unreadable:
+        return (f"Nothing in {found.folder} can be read. Damaged: {', '.join(found.unreadable)}. Save it again from "
+                "JupyterLab, or copy it afresh from the course.")
+    return NOTHING.format(folder=found.folder)
+
+
 def as_text(found: Status, file: IO[str]) -> None:
     """Write the table and what comes next. Without a terminal it is plain text of 80 columns."""
     out = console(file)

@@ -83,7 +83,7 @@ def test_two_folders_of_one_learner_are_added_up(tmp_path: Path) -> None:
     assert (first.attempts, first.passed, first.last_tried) == (4, True, PASSED["last_tried"])
 
 
-@pytest.mark.parametrize("broken", ["{", "[]", '{"4.1": 3}', "\x00"])
+@pytest.mark.parametrize("broken", ["{", "[]", '{"4.1": 3}', "\x00", pytest.param('{"a":' * 100_000, id="deep")])
 def test_unreadable_records_are_named_and_left_alone(tmp_path: Path, broken: str) -> None:
     notebook(tmp_path / "04_gradient_buckets.ipynb", run=0)
     records(tmp_path / ".course", {})
@@ -95,17 +95,25 @@ def test_unreadable_records_are_named_and_left_alone(tmp_path: Path, broken: str
 
 def test_odd_values_in_records_do_no_harm(tmp_path: Path) -> None:
     records(tmp_path / ".course", {"4.1": {"attempts": "many", "passed": 1, "hints": -2, "last_tried": None},
-                                   "nonsense": {}, "99.7": {"attempts": 1}, "4.x": {}}, {"4.q": {}})
+                                   "nonsense": {}, "99.7": {"attempts": 1}, "4.x": {}, f"4.{'9' * 5000}": {}},
+            {"4.q": {}})
     labs = {lab.number: lab for lab in status(tmp_path).labs}
     assert (labs["04"].exercises[0].attempts, labs["04"].hints, labs["04"].predictions) == (0, 0, 0)
     assert labs["99"].exercises[0].number == "99.7"
     assert "99 lab 99" in text(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["no json", "[]", '{"cells": [3]}', '{"cells": [{"cell_type": "code"}]}'])
-def test_a_file_that_is_no_notebook_is_passed_over(tmp_path: Path, content: str) -> None:
-    (tmp_path / "04_broken.ipynb").write_text(content)
-    assert not status(tmp_path).found
+@pytest.mark.parametrize("content", ["no json", "[]", '{"cells": [3]}', '{"cells": [{"cell_type": "code"}]}',
+                                     pytest.param("[" * 100_000, id="deep")])
+def test_a_notebook_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
+    broken = tmp_path / "04_broken.ipynb"
+    broken.write_text(content)
+    assert not status(tmp_path).found and status(tmp_path).unreadable == (str(broken),)
+    done = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert done.exit_code == 1 and str(broken) in done.stderr and "no lab notebooks" not in done.stderr
+    notebook(tmp_path / "05_measure_it.ipynb", run=0)
+    assert [lab.number for lab in status(tmp_path).labs] == ["05"]
+    assert "Not readable:" in text(tmp_path)
 
 
 def test_notebooks_without_records(tmp_path: Path) -> None:
