@@ -49,13 +49,24 @@ def _pairs_cpu() -> list[float]:
     return _pairs(model, lambda m: m(x).square().mean(), cap_mb=4, pairs=20)
 
 
-def _pairs(model, micro_step, cap_mb: float, pairs: int) -> list[float]:
-    from course_lib.tune.alternate import alternate
+def _pairs(model, micro_step, cap_mb: float, pairs: int, steps: int = 4) -> list[float]:
+    """Each of a pair is `steps` steps in a row, gradients zeroed before each."""
+    from course_lib.tune.alternate import Step, alternate
     from course_lib.tune.update import Updates
     updates = Updates(model, micro_step, 1)
     options = {"bucket_mb": cap_mb, "first_bucket_mb": None}
-    seconds, _ = alternate({"ours": updates.of("bucketed", options), "ddp": updates.of("ddp", options)},
-                           repeats=pairs, warmup=4)
+
+    def several(strategy: str) -> Step:
+        one = updates.of(strategy, options)
+
+        def run_all() -> None:
+            for _ in range(steps):
+                one.prepare()
+                one.run()
+
+        return Step(run_all)
+
+    seconds, _ = alternate({"ours": several("bucketed"), "ddp": several("ddp")}, repeats=pairs, warmup=2)
     return [a / b for a, b in zip(seconds["ours"], seconds["ddp"])]
 
 
