@@ -141,7 +141,7 @@ def status(
     elif found.found:
         status_text.as_text(found, sys.stdout)
     else:
-        _fail(status_text.NOTHING.format(folder=found.folder))
+        _fail(status_text.nothing(found))
     if not found.found:
         raise typer.Exit(1)
 
@@ -237,6 +237,8 @@ def plan(
     from course_lib.plan import command
     from course_lib.plan.search import search
 
+    if not validate and (csv is not None or leave_out):
+        _fail("--csv and --leave-out go with --validate.", code=2)
     try:
         if validate:
             command.validate(csv, leave_out, as_json)

@@ -91,13 +91,19 @@ def llm_foundry_rows(path: Path) -> list[TimeRow]:
     """Rows of llm-foundry's benchmark table (CSV, github.com/mosaicml/llm-foundry, scripts/train/benchmarking). Runs in
     fp8 are left out. Raises `Impossible` for another kind of file."""
     found = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            try:
-                if "fp8" not in row["Precision"]:
-                    found.append(_llm_foundry_row(row))
-            except (KeyError, ValueError) as wrong:
-                raise Impossible(f"{path}, line {number}: not a row of llm-foundry's table ({wrong!r})") from None
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as wrong:
+        raise Impossible(f"{path} is no table of text: {wrong}") from None
+    for number, row in enumerate(rows, 2):
+        try:
+            if "fp8" not in row["Precision"]:
+                found.append(_llm_foundry_row(row))
+        except (KeyError, TypeError, ValueError, ArithmeticError) as wrong:
+            raise Impossible(f"{path}, line {number}: not a row of llm-foundry's table ({wrong!r})") from None
+    if not rows:
+        raise Impossible(f"{path} has no rows: give llm-foundry's table")
     return found
 
 

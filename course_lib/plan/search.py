@@ -56,14 +56,15 @@ class Found:
 def search(shape: ModelShape, cluster: Cluster, B: int, *, micro_batch: int | None = None, tensor: int | None = None,
            pipeline: int | None = None, data: int | None = None, stage: int | None = None) -> Found:
     """All layouts for updates of `B` rows. Degrees that are given are kept. Raises `Impossible` when none is possible,
-    with the reason that most of them have."""
+    with the reasons that they have, the most frequent first."""
     plans, refused = [], dict[str, tuple[int, str]]()
     for layout in _layouts(shape, cluster, micro_batch, tensor, pipeline, data, stage):
         try:
             D, N = split(layout, shape, cluster.gpus, B)
         except Impossible as reason:
             kind = "".join(c for c in str(reason) if not c.isdigit())
-            refused[kind] = (refused.get(kind, (0, ""))[0] + 1, str(reason))
+            count, first = refused.get(kind, (0, str(reason)))
+            refused[kind] = (count + 1, first)
             continue
         if D == 1 and layout.stage and stage is None:
             continue  # nothing to shard over: the same as stage 0
@@ -71,11 +72,18 @@ def search(shape: ModelShape, cluster: Cluster, B: int, *, micro_batch: int | No
         plans.append(Plan(layout, memory, step(shape, cluster, layout, B), why_not(memory, cluster, layout)))
     impossible = tuple(sorted(refused.values(), reverse=True))
     if not plans:
-        raise Impossible(impossible[0][1] if impossible else
+        raise Impossible(_none_of(impossible) if impossible else
                          f"no layout of {cluster.gpus} GPUs has the degrees that were asked for: tensor · pipeline · "
                          f"data must be {cluster.gpus}")
     plans.sort(key=lambda plan: plan.step.total)
     return Found(tuple(p for p in plans if p.fits), tuple(p for p in plans if not p.fits), impossible)
+
+
+def _none_of(impossible: tuple[tuple[int, str], ...]) -> str:
+    if len(impossible) == 1:
+        return impossible[0][1]
+    reasons = "; ".join(f"{count}: {sentence}" for count, sentence in impossible)
+    return f"none of {sum(count for count, _ in impossible)} layouts is possible. {reasons}"
 
 
 def _layouts(shape: ModelShape, cluster: Cluster, micro_batch: int | None, tensor: int | None, pipeline: int | None,

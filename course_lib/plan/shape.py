@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from course_lib.plan.volumes import Impossible
+
+_WHOLE = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,11 @@ def _free(text: str, length: int) -> ModelShape:
     values: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in needed + known or not value.isdigit():
-            raise Impossible(f"cannot read {part.strip()!r} in {text!r}: write {', '.join(needed + known)} each as "
-                             "name=whole number")
+        if name not in needed + known or not _WHOLE.fullmatch(value):
+            raise Impossible(f"cannot read {part.strip()[:40]!r}: write {', '.join(needed + known)} each as name=whole "
+                             "number, as in layers=32,width=4096,heads=32,vocab=50368")
+        if name in values:
+            raise Impossible(f"{name} is given twice: once is enough")
         values[name] = int(value)
     missing = [name for name in needed if not values.get(name)]
     if missing:

@@ -107,7 +107,7 @@ def _stage_of(shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, m
     again = reduce if layout.recompute == "full" else 0.0
     hop = 0.0
     if layout.pipeline > 1:
-        between = cluster.gpus // layout.pipeline >= cluster.node
+        between = cluster.gpus > cluster.node  # stages lie side by side, so that some neighbours are in two nodes
         hop = cluster.send_s(A / t, between) + cluster.collective_s(shuffle_bytes(A, t), t, inside) * (
             not layout.sequence)
     return Stage(forward.seconds(gpu), backward.seconds(gpu), reduce, back + again, hop)

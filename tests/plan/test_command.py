@@ -56,9 +56,21 @@ def test_validate() -> None:
     ("arguments", "said"),
     [(("--gpus", "60"), "4 are left over"), (("--model", "8X"), "there is no model '8X'"),
      (("--tp", "3"), "64 GPUs are not a multiple"), (("--global-batch", "0"), "B = 0"), (("--seq", "0"), "rows of 0"),
-     (("--network-gb", "0"), "carries nothing"), (("--validate", "--csv", "nowhere.csv"), "nowhere.csv")],
+     (("--network-gb", "0"), "carries nothing"), (("--validate", "--csv", "nowhere.csv"), "nowhere.csv"),
+     (("--csv", "nowhere.csv"), "go with --validate"), (("--leave-out",), "go with --validate")],
 )  # fmt: skip
 def test_refusals_are_one_sentence(arguments: tuple[str, ...], said: str) -> None:
     done = run(*arguments)
     assert done.exit_code == 2 and said in done.output and done.output.startswith("course: ")
     assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (b"\xff\xfe\x00", "no table of text"), (b"", "has no rows"), (b"Precision,Model\nbf16\n", "line 2"),
+    (b"Precision,Model,SeqLen (T),# GPUs,MicroBatchSize,GradAccum,GPU,Sharding Strategy,Activation Checkpointing,"
+     b"MP Mode,Throughput (T/s/GPU)\nbf16,7b,2048,8,1,1,h100_80gb,FULL_SHARD,True,PURE,0\n", "line 2"),
+])  # fmt: skip
+def test_a_table_that_is_none_is_one_sentence(tmp_path, content: bytes, said: str) -> None:
+    (tmp_path / "table.csv").write_bytes(content)
+    done = run("--validate", "--csv", str(tmp_path / "table.csv"))
+    assert done.exit_code == 2 and said in done.output and done.output.count("\n") == 1

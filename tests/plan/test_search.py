@@ -81,6 +81,15 @@ def test_nothing_possible_says_why(options: dict, B: int, said: str) -> None:
         search(SEVEN, SIXTY_FOUR, B, **options)
 
 
+def test_where_nothing_is_possible_every_reason_is_told() -> None:
+    """24 GPUs: D is a multiple of 3 or one copy of the model takes 3, and neither suits 1024 rows of 32 heads."""
+    with pytest.raises(Impossible) as told:
+        search(SEVEN, cluster("a100-80", 24), 1024)
+    said = str(told.value)
+    assert "32 attention heads cannot be dealt to 3 " in said
+    assert "B = 1024 is not a multiple of b·D = 1·24 = 24" in said, "the least that had to divide, not the most"
+
+
 def test_a_model_that_fits_nowhere() -> None:
     found = search(model("1T"), cluster("a100-40", 64), 64)
     assert not found.fitting and not found.best_by_degree() and found.too_large

@@ -162,3 +162,11 @@ def test_the_loss_counts() -> None:
     m = model("125M")
     forward, backward = head(m, Layout(micro_batch=1))
     assert forward.bytes + backward.bytes > LOGIT_BYTES * m.length * m.vocab
+
+
+def test_some_stages_send_between_nodes_wherever_there_are_several() -> None:
+    """Stages of 4 GPUs, two a node: every second boundary is one between nodes, and the slowest sets the pace."""
+    layout, slow = Layout(1, 16, 1), cluster("a100-80", 64, network_gb=1e-3)
+    assert step(SEVEN, slow, layout, 64).pipeline > 1000 * step(SEVEN, A100, layout, 64).pipeline
+    one_node = [cluster("a100-80", 8, network_gb=rate) for rate in (1e-3, 25)]
+    assert len({step(SEVEN, where, Layout(1, 8, 1), 64).total for where in one_node}) == 1
