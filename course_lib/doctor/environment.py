@@ -13,7 +13,8 @@ from pathlib import Path
 from course_lib.doctor.finding import Finding, Level
 from course_lib.doctor.interplay import contradictions, max_connections
 from course_lib.doctor.remarks import REMARKS
-from course_lib.doctor.variables import KNOWN, PLUGINS, WRONG_NAMES, Verdict
+from course_lib.doctor.rules import Whole, as_number
+from course_lib.doctor.variables import ELSEWHERE, KNOWN, PLUGINS, WRONG_NAMES, Verdict
 
 PREFIXES = ("NCCL_", "TORCH_", "GLOO_")
 SINGLE = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES")
@@ -58,6 +59,9 @@ def _one(name: str, value: str, interfaces: tuple[str, ...], origin: str) -> Fin
         return _stranger(name, value, origin)
     if wrong := known.rule.problem(value):
         return _bad_value(name, value, wrong, origin)
+    if name == "NCCL_CONF_FILE" and not Path(value).is_file():
+        return _finding(name, value, "ignored", "there is no such file, and nobody says so", "correct or unset it",
+                        known.source, origin)
     if wrong := _missing_interface(name, value, interfaces):
         return _finding(name, value, "refused", wrong, "name one of them", known.source, origin)
     renamed = f"TORCH_{name}" if known.verdict == "deprecated" else ""
@@ -77,8 +81,21 @@ def _bad_value(name: str, value: str, wrong: str, origin: str) -> Finding:
     if known.on_bad_value == "refused":
         return _finding(name, value, "refused", f"{wrong}; with this value the process group does not start",
                         "correct or unset it", known.source, origin)
-    sentence = f"{wrong}; it is passed over without a word, and the library takes a value of its own"
-    return _finding(name, value, "ignored", sentence, "correct or unset it", known.source, origin)
+    return _finding(name, value, "ignored", f"{wrong}; {_instead(name, value)}", "correct or unset it", known.source,
+                    origin)
+
+
+def _instead(name: str, value: str) -> str:
+    """What becomes of a value that is not refused."""
+    if not value.strip():
+        return "as good as not set"
+    if not (name.startswith("NCCL_") and isinstance(KNOWN[name].rule, Whole)):
+        return "it is passed over, and the library takes a value of its own"
+    try:
+        int(value, 0)
+    except ValueError:
+        return f"NCCL complains of nothing and reads this as {as_number(value)}"
+    return "NCCL does not refuse it, and does what its guide does not say"
 
 
 def _stranger(name: str, value: str, origin: str) -> Finding:
@@ -86,11 +103,11 @@ def _stranger(name: str, value: str, origin: str) -> Finding:
     for prefix, owner in PLUGINS.items():
         if name.startswith(prefix):
             return _finding(name, value, "plugin", f"read by {owner}, not by NCCL itself", "", owner, origin)
-    near = nearest(name)
+    near = "" if name in ELSEWHERE else nearest(name)
     if not name.startswith(OURS_TO_KNOW) and not near:
         return _finding(name, value, "unchecked", "not about communication as far as this table knows", "", "", origin)
-    remedy = f"{near} exists: did you mean that?" if near else "unset it"
-    return _finding(name, value, "unknown", "no library reads this name, and none complains", remedy,
+    remedy = ELSEWHERE.get(name) or (f"{near} exists: did you mean that?" if near else "unset it")
+    return _finding(name, value, "unknown", "neither NCCL nor torch has this name, and neither complains", remedy,
                     KNOWN[near].source if near else "", origin)
 
 
@@ -118,9 +135,10 @@ def _missing_interface(name: str, value: str, interfaces: tuple[str, ...]) -> st
         return ""
     exact = name.startswith("GLOO_") or value.startswith("=")
     asked = [part.strip() for part in value.removeprefix("=").split(",") if part.strip()]
-    for part in asked:
-        if any(have == part or (not exact and have.startswith(part)) for have in interfaces):
-            return ""
+    there = [any(have == part or (not exact and have.startswith(part)) for have in interfaces) for part in asked]
+    # NCCL takes those that it finds; gloo makes a device of each, or fails.
+    if there and (all(there) if name.startswith("GLOO_") else any(there)):
+        return ""
     return f"no interface {value!r} here (there are {', '.join(interfaces)})"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
+from course_lib.doctor.ineffective import moot
 from course_lib.doctor.rules import Whole
 from course_lib.doctor.variables import GUIDE, Verdict
 
@@ -51,11 +53,25 @@ def contradictions(settings: Mapping[str, str]) -> Iterator[Line]:
     if threads and sockets and threads * sockets > 64:
         yield ("NCCL_SOCKET_NTHREADS+NCCL_NSOCKS_PERTHREAD", f"{threads} × {sockets}", "contradiction",
                "their product cannot exceed 64", "make them smaller", GUIDE)
-    for low, high in (("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")):
+    for low, high in product(("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"), ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")):
         least, most = _whole(settings, low), _whole(settings, high)
         if least and most and least > most:
             yield (f"{low}+{high}", f"{least} > {most}", "contradiction", "the least is above the most", "swap them",
                    GUIDE)
+    if _whole(settings, "NCCL_MULTI_RANK_GPU_ENABLE") == 1 and _whole(settings, "NCCL_NVLS_ENABLE") == 1:
+        yield ("NCCL_MULTI_RANK_GPU_ENABLE+NCCL_NVLS_ENABLE", "1 + 1", "refused", "NVLink SHARP does not work with "
+               "several ranks on a GPU: communicators fail to start", "set NCCL_NVLS_ENABLE=0", GUIDE)
+    if _whole(settings, "NCCL_GRAPH_STREAM_ORDERING") == 0 and _whole(settings, "NCCL_GRAPH_MIXING_SUPPORT") == 1:
+        yield ("NCCL_GRAPH_STREAM_ORDERING+NCCL_GRAPH_MIXING_SUPPORT", "0 + 1", "contradiction", "graphs cannot be "
+               "mixed without the order of streams", "set NCCL_GRAPH_MIXING_SUPPORT=0", GUIDE)
+    algorithms = set(settings.get("NCCL_ALGO", "").lower().replace(" ", "").split(","))
+    if _whole(settings, "NCCL_NVLS_ENABLE") == 0 and algorithms <= {"nvls", "nvlstree"}:
+        yield ("NCCL_ALGO+NCCL_NVLS_ENABLE", f"{settings['NCCL_ALGO']} + 0", "refused", "the only algorithms that are "
+               "allowed are off: since 2.24 NCCL fails then", "keep one of the two", GUIDE)
+    for row in moot(settings):
+        yield (f"{row.name}+{row.other}", f"{settings[row.name]} + {settings.get(row.other, 'not set')}",
+               "contradiction", f"{row.name} has no effect: {row.because}", f"unset {row.name}, or set {row.other} to "
+               "what it needs", row.source)
 
 
 def _whole(settings: Mapping[str, str], name: str) -> int | None:

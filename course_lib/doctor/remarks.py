@@ -64,6 +64,9 @@ REMARKS: dict[str, Remark] = {
     "NCCL_IB_HCA": Remark(
         "fine", "InfiniBand and RoCE cards, by prefix: mlx5_1 means mlx5_10 as well, =mlx5_1 does not", GUIDE, "",
         except_for=()),
+    "NCCL_IB_TIMEOUT": Remark(
+        "debug_only", "0, like everything above 31, is no timeout at all: a lost link hangs instead of failing", GUIDE,
+        "set it to 31 at most", when=("0", *map(str, range(32, 256)))),
     "NCCL_CROSS_NIC": Remark(
         "fine", "whether a ring may leave a node by another card than it came in: 0 for networks of rails, 1 where all "
         "cards share a switch, 2 (default) where it is faster; no effect with one card", GUIDE, "", except_for=()),
@@ -105,7 +108,8 @@ REMARKS: dict[str, Remark] = {
     "TORCH_NCCL_HIGH_PRIORITY": Remark(
         "fine", "communication kernels are scheduled before compute: good for overlap", TORCH, "", when=_ON),
     "TORCH_NCCL_AVOID_RECORD_STREAMS": Remark(
-        "fine", "buffers are kept alive by reference instead of recordStream: good for memory", TORCH, "", when=_ON),
+        "deprecated", "keeping buffers alive by reference is the default by now; torch only warns of the variable",
+        "torch ProcessGroupNCCL.cpp", "unset it", except_for=()),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": Remark(
         "deprecated", "the flight recorder's older name", TORCH, "use TORCH_FR_BUFFER_SIZE", except_for=()),
     "CUDA_LAUNCH_BLOCKING": Remark(

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
+
+_BEGINS = re.compile(r"\s*([-+]?)(0[xX][0-9a-fA-F]+|[0-9]+)")
+
+
+def as_number(value: str) -> int | None:
+    """What C's `strtoll` makes of it, as NCCL reads numbers: the number that the text begins with, decimal, 0x… or
+    octal, and 0 where it begins with none; None for an empty text, which NCCL takes as not set."""
+    if not value:
+        return None
+    match = _BEGINS.match(value)
+    if match is None:
+        return 0
+    sign, digits = match.groups()
+    if digits[:1] == "0" and digits[1:2] not in ("x", "X"):
+        octal = re.match("[0-7]+", digits)
+        number = int(octal.group(), 8) if octal else 0
+    else:
+        number = int(digits[:40], 0)
+    return -number if sign == "-" else number
 
 
 class Rule(Protocol):
@@ -70,6 +90,37 @@ class Listed:
         known = {word.lower() for word in self.words}
         wrong = [word for word in asked if word not in known]
         return f"{wrong[0]!r} is none of {', '.join(self.words)}" if wrong else ""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Words with | between them."""
+
+    words: tuple[str, ...]
+
+    def problem(self, value: str) -> str:
+        wrong = [word for word in value.split("|") if word.strip().upper() not in self.words]
+        return f"{wrong[0]!r} is none of {', '.join(self.words)}" if wrong else ""
+
+
+@dataclass(frozen=True)
+class Path:
+    """A path as it is: nobody puts the home folder in for ~."""
+
+    def problem(self, value: str) -> str:
+        if not value.strip():
+            return "it is empty"
+        return "~ stands for no home folder here: write the path out" if value.startswith("~") else ""
+
+
+@dataclass(frozen=True)
+class Long:
+    """Nothing, or a text of at least `least` characters."""
+
+    least: int
+
+    def problem(self, value: str) -> str:
+        return "" if not value or len(value) >= self.least else f"it takes {self.least} characters at least"
 
 
 @dataclass(frozen=True)

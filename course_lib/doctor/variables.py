@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from course_lib.doctor.rules import Anything, Listed, Positive, Rule, Text, Whole, Words
+from course_lib.doctor.rules import Anything, Joined, Listed, Long, Path, Positive, Rule, Text, Whole, Words
 
 GUIDE = "NCCL user guide, Environment Variables"
 NCCL_SOURCE = "NCCL source, not in its guide"
@@ -25,15 +25,17 @@ Verdict = Literal["fine", "tuning", "unknown", "ignored", "refused", "debug_only
 ANYTHING, TEXT, SWITCH, COUNT, INTEGER = Anything(), Text(), Whole(0, 1), Whole(0), Whole()
 TORCH_SWITCH = Words(("1", "0", "true", "false", "t", "f", "yes", "no", "y", "n"))
 DISTANCE = Words(("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS"), exact=True, numbers=True)
-LOG_LEVEL = Words(("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE"))
+LEVELS = ("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE")
+SUBSYSTEMS = ("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY",
+              "NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL")
 
 SYSTEM: dict[str, Rule] = {  # the guide's section "System configuration": may stay in scripts
     "NCCL_SOCKET_IFNAME": TEXT, "NCCL_SOCKET_FAMILY": Words(("AF_INET", "AF_INET6"), exact=True),
     "NCCL_SOCKET_MAGIC": COUNT, "NCCL_SOCKET_RETRY_CNT": Whole(1), "NCCL_SOCKET_RETRY_SLEEP_MSEC": Whole(1),
-    "NCCL_SOCKET_POLL_TIMEOUT_MSEC": COUNT, "NCCL_PSK": ANYTHING, "NCCL_SOCKET_NTHREADS": Whole(1, 16),
+    "NCCL_SOCKET_POLL_TIMEOUT_MSEC": COUNT, "NCCL_PSK": Long(32), "NCCL_SOCKET_NTHREADS": Whole(1, 16),
     "NCCL_NSOCKS_PERTHREAD": Whole(1, 64), "NCCL_CROSS_NIC": Whole(0, 2), "NCCL_IB_HCA": TEXT,
     "NCCL_IB_RAIL_POLICY": Words(("NONE", "CX9", "CX9:FLIP", "CX9:ALT", "CX9:BLOCK")),
-    "NCCL_IB_TIMEOUT": Whole(0, 31), "NCCL_IB_RETRY_CNT": Whole(0, 7), "NCCL_IB_GID_INDEX": Whole(-1),
+    "NCCL_IB_TIMEOUT": COUNT, "NCCL_IB_RETRY_CNT": Whole(0, 7), "NCCL_IB_GID_INDEX": Whole(-1),
     "NCCL_IB_ADDR_FAMILY": Words(("AF_INET", "AF_INET6"), exact=True), "NCCL_IB_ADDR_RANGE": TEXT,
     "NCCL_IB_ROCE_VERSION_NUM": Whole(1, 2), "NCCL_IB_PKEY": COUNT, "NCCL_IB_PKEY_VALUE": Whole(-1),
     "NCCL_IB_SL": Whole(-1), "NCCL_IB_TC": Whole(-1), "NCCL_IB_FIFO_TC": Whole(-1),
@@ -41,10 +43,12 @@ SYSTEM: dict[str, Rule] = {  # the guide's section "System configuration": may s
     "NCCL_OOB_NET_IFNAME": TEXT, "NCCL_UID_STAGGER_THRESHOLD": Whole(1), "NCCL_UID_STAGGER_RATE": Whole(1),
     "NCCL_NET": TEXT, "NCCL_NET_PLUGIN": TEXT, "NCCL_GIN_PLUGIN": TEXT, "NCCL_RMA_PLUGIN": TEXT,
     "NCCL_TUNER_PLUGIN": TEXT, "NCCL_PROFILER_PLUGIN": TEXT, "NCCL_ENV_PLUGIN": TEXT,
-    "NCCL_IGNORE_CPU_AFFINITY": SWITCH, "NCCL_CONF_FILE": TEXT, "NCCL_DEBUG": LOG_LEVEL, "NCCL_DEBUG_LEVELS": TEXT,
-    "NCCL_DEBUG_FILE": TEXT, "NCCL_DEBUG_SUBSYS": TEXT, "NCCL_DEBUG_TIMESTAMP_FORMAT": ANYTHING,
+    "NCCL_IGNORE_CPU_AFFINITY": SWITCH, "NCCL_CONF_FILE": Path(), "NCCL_DEBUG": Words(LEVELS),
+    "NCCL_DEBUG_LEVELS": Listed((*LEVELS, "ALL")),
+    "NCCL_DEBUG_FILE": Path(), "NCCL_DEBUG_SUBSYS": Listed(SUBSYSTEMS), "NCCL_DEBUG_TIMESTAMP_FORMAT": ANYTHING,
     "NCCL_DEBUG_TIMESTAMP_LEVELS": ANYTHING, "NCCL_COLLNET_ENABLE": SWITCH, "NCCL_COLLNET_NODE_THRESHOLD": COUNT,
-    "NCCL_CTA_POLICY": TEXT, "NCCL_NETDEVS_POLICY": TEXT, "NCCL_MULTI_RANK_GPU_ENABLE": SWITCH,
+    "NCCL_CTA_POLICY": Joined(("DEFAULT", "EFFICIENCY", "ZERO", "0", "1", "2")), "NCCL_NETDEVS_POLICY": TEXT,
+    "NCCL_MULTI_RANK_GPU_ENABLE": SWITCH,
     "NCCL_TOPO_FILE": TEXT, "NCCL_TOPO_DUMP_FILE": TEXT, "NCCL_SET_THREAD_NAME": SWITCH,
 }
 DEBUGGING: dict[str, Rule] = {  # its section "Debugging": for experiments, not to be kept
@@ -84,7 +88,11 @@ UNLISTED = (  # in the source, not in the guide
     "NVLS_NCHANNELS P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE P2P_READ_ENABLE P2P_USE_CUDA_MEMCPY PROGRESS_APPENDOP_FREQ "
     "PROXY_APPEND_BATCH_SIZE PROXY_DUMP_SIGNAL PROXY_PROFILE REPORT_CONNECT_PROGRESS SHM_LOCALITY SHM_MEMCPY_MODE "
     "SHM_USE_CUDA_MEMCPY THREAD_THRESHOLDS TOPO_DUMP_FILE_RANK WARN_ENABLE_DEBUG_INFO WORK_FIFO_DEPTH "
-    "MNNVL_CROSS_CLIQUE GIN_PROXY_QUEUE_SIZE")  # fmt: skip
+    "MNNVL_CROSS_CLIQUE GIN_PROXY_QUEUE_SIZE GIN_ENABLE GIN_TYPE GIN_SIGNAL_POOL_SIZE GIN_COUNTER_POOL_SIZE NO_CACHE "
+    "PAT_ENABLE SET_CPU_STACK_SIZE WORK_FIFO_BYTES WORK_ARGS_BYTES NVLS_CHUNKSIZE NVLSTREE_MAX_CHUNKSIZE "
+    "IB_DATA_DIRECT IB_MQP_RETRY_ALL IB_MQP_RETRY_CNT IB_MQP_RETRY_SLEEP_MSEC IB_WARN_RAIL_LOCAL SYM_CTAS SYM_KERNEL "
+    "SOCKET_INLINE SOCKET_MIN_TASKSIZE SINGLE_PROC_MEM_REG_ENABLE MNNVL_SCATTER_NETS_ENABLE MNNVL_RAIL_PER_HOST "
+    "NET_FORCE_MERGE NET_OPTIONAL_RECV_COMPLETION LL128_C2C")  # fmt: skip
 SOURCE_ONLY: dict[str, Rule] = {f"NCCL_{name}": TEXT for name in UNLISTED.split()} | {
     "NCCL_LL128_NTHREADS": Whole(160, 640, 32), "NCCL_GROUP_CUDA_STREAM": Whole(0, 2)}
 
@@ -123,7 +131,11 @@ PLUGINS = {"NCCL_FASTRAK_": "Google's GPUDirect-TCPXO", "NCCL_GPUDIRECTTCPX_": "
 WRONG_NAMES = {  # names in circulation whose nearest right one is not the nearest spelling
     "NCCL_NUM_THREADS": "NCCL_NTHREADS", "NCCL_SOCKET_INTERFACE": "NCCL_SOCKET_IFNAME",
     "NCCL_IFNAME": "NCCL_SOCKET_IFNAME", "NCCL_CHANNELS": "NCCL_MAX_CTAS", "NCCL_NCHANNELS": "NCCL_MAX_CTAS",
-    "NCCL_TIMEOUT": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+}
+ELSEWHERE = {  # names in circulation for what no variable sets
+    "NCCL_TIMEOUT": "give timeout= to init_process_group", "TORCH_NCCL_TIMEOUT": "give timeout= to init_process_group",
+    "TORCH_DISTRIBUTED_TIMEOUT": "give timeout= to init_process_group",
+    "NCCL_RINGS": "unset it: it went away in NCCL 2.5",
 }
 
 
@@ -144,7 +156,10 @@ def _rows(table: dict[str, Rule], source: str, verdict: Verdict = "fine", bad: V
 KNOWN: dict[str, Known] = (
     _rows(SYSTEM, GUIDE) | _rows(DEBUGGING, GUIDE, "tuning") | _rows(SOURCE_ONLY, NCCL_SOURCE, "tuning")
     | _rows(PROCESS_GROUP, TORCH, bad="refused") | _rows(OLD_NAMES, TORCH, "deprecated", "refused")
-    | _rows(OTHERS, TORCH_BINARY) | _rows(CUDA, "CUDA programming guide, Environment Variables")
+    | _rows({"TORCH_NCCL_USE_COMM_NONBLOCKING": SWITCH, "TORCH_NCCL_NONBLOCKING_TIMEOUT": INTEGER},
+            "torch NCCLUtils.cpp and ProcessGroupNCCL.cpp")
+    | _rows({"NCCL_PSK": SYSTEM["NCCL_PSK"]}, GUIDE, bad="refused") | _rows(OTHERS, TORCH_BINARY)
+    | _rows(CUDA, "CUDA programming guide, Environment Variables")
     | _rows({name: DEBUGGING[name] for name in ("NCCL_ALGO", "NCCL_PROTO")}, GUIDE, "tuning", "refused")
     | _rows(CONTAINER, "set by container images and builds; NCCL does not read it")
 )
