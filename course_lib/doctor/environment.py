@@ -89,8 +89,10 @@ def _instead(name: str, value: str) -> str:
     """What becomes of a value that is not refused."""
     if not value.strip():
         return "as good as not set"
-    if not (name.startswith("NCCL_") and isinstance(KNOWN[name].rule, Whole)):
+    if not name.startswith("NCCL_"):
         return "it is passed over, and the library takes a value of its own"
+    if not isinstance(KNOWN[name].rule, Whole):
+        return "it is passed over without a word, and NCCL takes a value of its own"
     try:
         int(value, 0)
     except ValueError:
