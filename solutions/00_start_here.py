@@ -1,7 +1,8 @@
 # %% [markdown] id="title"
 # # 00 · Start here
 #
-# **The question.** Can this machine show you overlap? And what is there to overlap at all?
+# **The question.** *Overlap* is communication that runs while the device computes. Can this machine show you any? And
+# what is there to overlap at all?
 #
 # You see which wires work here, time one all-reduce over three of them, and read a first timeline. On the way you
 # write two small functions, so that you know what an exercise and its check look like.
@@ -77,7 +78,7 @@ lab.predict("0.1gbe", "Seconds over a 1GbE-class wire (1 Gbit/s)?", unit="s")
 # Write `part_of_mean(rank, ranks, numbers)`. Every rank is given all `numbers`.
 #
 # - Rank r takes the numbers at the places r, r + ranks, r + 2·ranks, …
-# - It returns the sum of those, divided by how many numbers there are *in all*.
+# - It returns the sum of those, divided by how many numbers there are *in all*. A rank without numbers returns 0.
 # - The results of all ranks then add up to the mean.
 #
 # For `[3, 5, 10, 6]` on two ranks, rank 0 returns (3 + 10)/4 = 3.25 and rank 1 returns (5 + 6)/4 = 2.75.
@@ -115,7 +116,8 @@ for rank, (mine, total) in enumerate(results):
 #
 # No laptop core can fill an NVLink. So each wire is *scaled*: its rate is divided until this machine can carry it, and
 # the bytes are divided by the same factor. The time of the bytes stays what it is in life. The time to start a
-# collective does not: that is software, and takes far longer between processes on a CPU than between GPUs.
+# *collective*, an operation that all ranks take part in, does not: that is software, and takes far longer between
+# processes on a CPU than between GPUs.
 
 # %% id="wires"
 import time
@@ -235,8 +237,8 @@ for name in ("after", "during"):
           f"your function, {row.exposed / 1e6:.0f} ms by the library; median step {one.median_s * 1e3:.0f} ms")
 
 # %% [markdown] id="count-why"
-# The bytes moved for about the same time: that is physics. What you *wait* for has shrunk: that is scheduling. The rest
-# of this course is about the difference.
+# The same bytes need about the same time, and a little more in pieces, because each piece has a latency of its own:
+# that is physics. What you *wait* for has shrunk: that is scheduling. The rest of this course is about the difference.
 #
 # ## What you would use in production
 #
@@ -260,8 +262,9 @@ for name in ("after", "during", "stock DDP"):
     print(f"{name:>9}: step {runs[name].median_s * 1e3:.0f} ms, exposed {runs[name].exposed_s * 1e3:.0f} ms")
 
 # %% [markdown] id="twin-why"
-# DDP sends its first bucket early, too. The others are as large as 25 MB by default, so here nearly all of the gradient
-# is one bucket, and that one cannot leave before backward has ended. Lab 04 is about the size.
+# DDP's pieces are called *buckets*, and it sends its first one early, too. The others are as large as 25 MB by default,
+# so here nearly all of the gradient is one bucket, and that one cannot leave before backward has ended. Lab 04 is about
+# the size.
 #
 # ## Pitfalls
 #

@@ -197,7 +197,8 @@ lab.compare("2.ratio", round(ratio, 2))
 # %% [markdown] id="ratio-why"
 # **Latency times tensors.** Both send the same bytes, so β·G is the same. But each collective pays a before its first
 # byte moves, and there is one for each parameter: P·a. Nothing about the bandwidth of the wire can buy that back. A
-# real model has hundreds of small parameters (every bias, every norm), so the ratio gets worse, not better.
+# real model has hundreds of small parameters (every bias, every norm), and each of them pays a for next to no bytes.
+# How much that is of the whole depends on its large ones.
 #
 # ## See it
 #
@@ -263,8 +264,8 @@ sliders(drawn, {"N": "micro-steps N", "gbit": "link, Gbit/s", "latency_ms": "lat
 # The share does not fall with N. Every micro-step brings its own compute and its own communication, so the ratio stays.
 # Accumulation alone saves nothing on the wire, as long as you send each time. Lab 03 stops doing that.
 #
-# A faster link helps the flat way, which moves bytes. The other is mostly latency, and hardly notices. Without latency
-# the two are the same.
+# A faster link takes the same milliseconds off both, for they send the same bytes. Of the flat way's communication that
+# is nearly all, of the other's about a third: the rest is latency. Without latency the two are the same.
 #
 # ## What you would use in production
 #
@@ -356,7 +357,7 @@ for how, (wrong, apart) in run(all_three, ranks=ranks, fabric="loopback")[0].ite
 # %% [markdown] id="pitfall-why"
 # The sum trains with a learning rate that is as many times too large as there are ranks. All replicas agree, so a test
 # that compares replicas finds nothing. Sending the parameter lets every rank train alone for a step. Its replicas
-# differ, and the loss still falls.
+# differ, and nothing says so.
 #
 # **Timing without a barrier.** A rank that arrives late makes the others wait inside their all-reduce, and the wait
 # looks like communication. All times here start when every rank is ready.

@@ -77,11 +77,11 @@ lab.predict("3.share", "Which part of the step is exposed with N = 8?", unit="%"
 # Write the switch. `all_reduce()` averages all gradients over the ranks, blocking. Your class is told when a forward
 # begins and when a backward has ended:
 #
-# - `no_sync()` opens a block in which nothing is sent. Blocks may be nested. If the block raises, the exception goes
-#   on, and afterwards everything is as it was before the block.
+# - `no_sync()` opens a block: a forward that begins in it is not followed by sending. Blocks may be nested. When the
+#   block ends, `self.sync` is again what it was before, also if the block raises, and the exception goes on.
 # - `before_forward()` decides whether the backward that follows will send. **The forward decides**, as in PyTorch's
 #   DDP: a backward sends if its forward began outside `no_sync()`, wherever the backward itself stands.
-# - `after_backward()` sends if it was decided so.
+# - `after_backward()` sends, once, if it was decided so.
 #
 # `inside_no_sync` is given. The check and the run below open the block through it.
 
@@ -199,7 +199,7 @@ sliders(drawn, {"N": "micro-steps N", "gbit": "link, Gbit/s", "latency_ms": "lat
 #
 # Write `window_factors(my_counts, ranks, all_reduce_sum)`, which every rank calls before the first forward of a window:
 #
-# - `my_counts[i]` is the number of tokens in this rank's micro-batch i.
+# - `my_counts[i]` is the number of tokens in this rank's micro-batch i. It may be 0.
 # - `all_reduce_sum(number)` returns the sum of a number over all ranks. It is a collective.
 # - Return one factor for each micro-batch. Micro-batch i then runs `(factor * summed_loss).backward()`, where
 #   `summed_loss` is the *sum* over its tokens. At the end the gradients are *averaged* over the ranks, as DDP does.
@@ -269,9 +269,9 @@ lab.check("3.4", clipped_update)
 # %% [markdown] id="damage-text"
 # ## What the mistakes do
 #
-# None of the mistakes below raises an error, and with all of them the loss falls. A small GPT is trained for a few
-# updates on ragged rows of real text, on two ranks, with your functions and with each mistake. What counts is the
-# largest difference of any parameter from **one process that sees all the data**.
+# None of the mistakes below raises an error. A small GPT is trained for a few updates on ragged rows of real text, on
+# two ranks, with your functions and with each mistake. What counts is the largest difference of any parameter from
+# **one process that sees all the data**.
 
 # %% id="damage"
 drift = damage(window_factors, train_epoch, clipped_update, ranks=ranks)
@@ -287,9 +287,9 @@ for topic, title in titles.items():
 # About 1e-7 is another order of adding. Everything else is another training run.
 #
 # **Same update for any split, or it is a bug.** That sentence is also the test to write: cut the same tokens into
-# N = 1, 2, 4, 8 and compare parameters. It finds every mistake of exercise 3.2 in seconds. The mean of means
-# stood in several widely used training libraries until the end of 2024 (huggingface/transformers issue 34191,
-# pytorch/torchtune issue 1875).
+# N = 1, 2, 4, 8 micro-batches, on one rank and on several, and compare parameters. Neither will do alone: a rank that
+# divides by its own count gives the same for every N. The mean of means stood in several widely used training libraries
+# until the end of 2024 (pull requests huggingface/transformers 34191 and pytorch/torchtune 1875 took it out).
 #
 # ## Precision: what accumulates in bf16 is lost
 #
@@ -347,8 +347,8 @@ for name, layer in layers.items():
 # %% [markdown] id="layers-why"
 # LayerNorm looks at one sample at a time, so it does not see the split. Two dropout layers draw in turns, so the
 # samples get other masks when the batch is cut: another draw of the same distribution, not a bug (turn dropout off in
-# the test above). BatchNorm normalises with the mean of the *micro-batch*,
-# so the function itself changes. Accumulation does not replace a large batch there; use another norm, or freeze it.
+# the test above). BatchNorm normalises with the mean of the *micro-batch*, so the function itself changes. Accumulation
+# does not replace a large batch there; use another norm, or freeze it.
 #
 # ## What you would use in production
 #

@@ -49,6 +49,7 @@ caps_mb = (1, 2, 4, 8, 16) if quick else (1, 2, 3, 4, 8, 16)
 # | Tc | all compute of the step; Tm: one all-reduce of all G bytes at once; r = Tm/Tc |
 # | exposed | time in which a rank communicates and computes nothing |
 # | F | the fair score: 0 is no better than one all-reduce after backward, 1 is the physical limit max(Tc, Tm) |
+# | A | attained: the same, but 1 is the best that any bucket plan can reach on this wire |
 #
 # The ranks *emulate* their device: each layer owns real parameters and makes real gradients, but takes a prescribed
 # time. Two laptop cores cannot run several ranks of real compute without a fight over the cores. Hooks, buckets, bytes,
@@ -308,7 +309,7 @@ for name in [f"{cap:g} MB" for cap in caps_mb] + ["plan"]:
 # - The last bucket holds the first layer's gradient, which is ready when backward ends. Its whole c(S) is exposed,
 #   whatever came before. A *small last* bucket shortens that tail.
 #
-# Which of them counts depends on r. Here the wire is slower than backward: once started, it never pauses until the
+# Which of them counts depends on r. Here the wire is slower than backward: once started, it hardly pauses until the
 # end. So start it early and then pay a as rarely as possible: the best buckets *grow*. On a fast wire (r = 0.3, say)
 # it is the wire that waits for gradients, and only the last bucket is exposed: there the best buckets *shrink*.
 # Either way it is a plan, not a size.
@@ -406,7 +407,7 @@ for arguments in ({}, {"bucket_cap_mb": 25}):
         print(f"{arguments!s:>22}, iteration {iteration}: {[round(size, 1) for size in sizes]} MB")
 
 # %% [markdown] id="layout-why"
-# Two things that the documentation does not shout:
+# Two things that are easily missed in the documentation:
 #
 # - The small first bucket, 1 MB, exists only if you do *not* pass `bucket_cap_mb`. Writing out the default value of 25
 #   changes the layout.
@@ -418,7 +419,7 @@ for arguments in ({}, {"bucket_cap_mb": 25}):
 #   before you look at the size.
 # - **Waiting inside the hook** turns asynchronous into serial, one bucket at a time. It still gives right gradients, so
 #   no test of numbers finds it. A timeline does.
-# - **Small buckets for a wire of high latency** is a popular advice, and backwards: each bucket pays a, so high latency
+# - **Small buckets for a wire of high latency** is popular advice, and backwards: each bucket pays a, so high latency
 #   wants *larger* ones. Try it on the sliders.
 # - **`gradient_as_bucket_view=True`** saves one copy of the gradient, as long as `.grad` keeps pointing into the
 #   bucket. `zero_grad(set_to_none=True)`, the default, breaks that, and a copy is made in every step.
