@@ -199,7 +199,7 @@ print(f"compute is 'every kernel':      {hidden / total:.0%}")
 show.figure(serial, title="Given trace B: nothing overlaps")
 
 # %% [markdown] id="ninety-nine-why"
-# Communication hides behind itself. This is no invention. PyTorch's TensorBoard plugin takes a kernel for communication
+# Communication hides behind itself. This is not made up. PyTorch's TensorBoard plugin takes a kernel for communication
 # only if it finds the collective that launched it; else the kernel counts as compute, while the label `nccl:…` that
 # covers it counts as communication (`event_parser.py` and `overall_parser.py` of `tb_plugin` in pytorch/kineto, retired
 # since). For a public trace of eight A100s that train Megatron with tensor parallelism (astra-sim/astra-sim, commit
@@ -281,7 +281,7 @@ if torch.cuda.is_available():
 
     print(f"a kernel that only spins: NVML says {device_waiting():.0%} utilisation")
 else:
-    print("no GPU here: the CPU's counter above has to do")
+    print("no GPU here: the CPU's counter above will have to do")
 
 # %% [markdown] id="size-text"
 # ## Exercise 5.3 · the best bucket size (8 min)
@@ -329,7 +329,8 @@ a, β, Tb, G = swept.link.a_s, swept.link.beta_s_per_byte, swept.profile.Tb, swe
 best_cap = min(caps_mb, key=lambda cap: swept.measured[f"{cap:g} MB"].median_s)
 S_star = best_size(G, a, β, Tb)
 four_times = best_size(G, 4 * a, β, Tb) / S_star
-lab.compare("5.size", "twice as large" if abs(four_times - 2) < 0.2 else f"{four_times:.1f} times as large")
+lab.compare("5.size", "twice as large" if abs(four_times - 2) < 0.2 else f"{four_times:.1f} times as large",
+            how="computed")
 print(f"S* = {S_star / MB:.1f} MB by your formula, {best_cap:g} MB is the best size that was measured")
 print(f"without latency it would be {best_size(G, 1e-9, β, Tb) / MB:.3f} MB")
 for cap in caps_mb:
@@ -342,8 +343,9 @@ show.curve(line, swept.points(), limit_ms=max(swept.Tc, swept.Tm) * 1e3, title="
 
 # %% [markdown] id="sweep-why"
 # The formula's buckets are equal and of any size; the real ones close at a layer of 0.25 MB. So take S* as the place to
-# look. The curve is flat there: sizes next to the best differ by less than the measurement scatters. Whoever leaves a
-# out of the formula is sent to the far left of the picture, where every bucket pays it.
+# look. The curve is flat there: half the size or twice the size costs some per cent of the step, and sizes that are
+# closer together the measurement can hardly tell apart. Whoever leaves a out of the formula is sent to the far left of
+# the picture, where every bucket pays it.
 #
 # ## Exercise 5.4 · diagnose three traces (12 min)
 #
@@ -484,8 +486,8 @@ print(f"DistributedDataParallel(model, **{choice.ddp_arguments})")
 # - **The mean over steps.** One step of ten that stalls for a second is a tenth of a second in the mean. Keep the
 #   steps apart, and report how they vary.
 # - **The first steps.** DDP builds its buckets in the first iteration, allocators fill, kernels are chosen. Drop them.
-# - **The launch for the transfer.** On a GPU the host's `nccl:all_reduce` lasts microseconds: it only launches. Without
-#   device events you cannot know, and "cannot know" is not 0.
+# - **Taking the launch for the transfer.** On a GPU the host's `nccl:all_reduce` lasts microseconds: it only launches.
+#   Without device events you cannot know, and "cannot know" is not 0.
 # - **Names.** `ncclKernel_…` became `ncclDevKernel_…`; a tool that looked for the old one found no communication at
 #   all. Custom all-reduces and DeepEP's kernels do not contain `nccl` either.
 # - **Sums of streams.** Two transfers at a time are one wait. Join before you add.
