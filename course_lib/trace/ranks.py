@@ -9,7 +9,8 @@ from pathlib import PurePath
 from course_lib.trace.note import Note
 from course_lib.trace.parse import Document, whole
 
-_NAMED = re.compile(r"(?:rank|worker|gpu)[-_ ]?(\d+)(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+_NAMED = re.compile(r"(?:worker|gpu)[-_ ]?(\d+)", re.IGNORECASE)
 _LAST = re.compile(r"[-_.](\d{1,5})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 
 
@@ -20,9 +21,9 @@ def own_rank(document: Document) -> int | None:
 
 
 def named_rank(name: str) -> int | None:
-    """The rank in a file's name: `rank-3…`, `worker3…`, `…_3.json`; None without one."""
+    """The rank in a file's name: `rank-3…`, else `worker3…`, else `…_3.json`; None without one."""
     base = PurePath(name.replace("!", "/")).name
-    match = _NAMED.search(base) or _LAST.search(base)
+    match = _RANK.search(base) or _NAMED.search(base) or _LAST.search(base)
     return int(match.group(1)) if match else None
 
 

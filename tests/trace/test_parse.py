@@ -159,6 +159,9 @@ def test_30_ranks_from_the_file_the_name_and_the_place(write, tmp_path: Path) ->
     for rank in (2, 10):
         write(one_step(), f"c/megatron_kineto_{rank}.json")
     assert trace.read(tmp_path / "c").ranks == [2, 10]
+    for rank in (3, 5):
+        write(one_step(), f"d/gpu8-worker1_rank{rank}.json")
+    assert trace.read(tmp_path / "d").ranks == [3, 5]
 
 
 def test_31_two_files_of_one_rank(write, tmp_path: Path) -> None:
