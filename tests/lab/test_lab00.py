@@ -55,6 +55,20 @@ def test_odd_answers(number: str, answer, row: str | None) -> None:
     assert row is None or row in [each.name for each in result.rows if not each.ok]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda rank, ranks, numbers: sum(numbers[rank + 1 :: ranks]) / len(numbers),
+        lambda rank, ranks, numbers: sum(numbers[rank::ranks]) / len(numbers) / ranks,
+        lambda rank, ranks, numbers: sum(x for x in numbers if x % ranks == rank) / len(numbers),
+    ],
+)
+def test_what_is_wrong_for_even_counts_too_is_not_taken_for_a_fault_of_the_rest(answer) -> None:
+    for seed in range(3):
+        result = evaluate("0.1", answer, seed=seed)
+        assert not result.ok and result.mistake == ""
+
+
 def test_what_a_check_hands_over_may_be_changed_by_the_answer() -> None:
     def greedy(compute, comm):
         value = exposed_ms(compute, comm)

@@ -54,11 +54,21 @@ def two_sums(my_counts, ranks, all_reduce_sum):
     return tuple(torch.tensor(size / total, dtype=torch.float64) for _ in my_counts)
 
 
+def nothing_for_nothing(my_counts, ranks, all_reduce_sum):
+    """A micro-batch without tokens has a loss of 0, so its factor does not matter."""
+    total = all_reduce_sum(sum(my_counts))
+    return [ranks / total if count else 0 for count in my_counts]
+
+
 def cut_first(batches, N, micro_step, update):
     for window in [batches[i : i + N] for i in range(0, len(batches), N)]:
         for batch in window:
             micro_step(batch, 1 / len(window))
         update()
+
+
+def in_single_precision(batches, N, micro_step, update):
+    cut_first(batches, N, lambda batch, factor: micro_step(batch, torch.tensor(factor)), update)
 
 
 def count_down(batches, N, micro_step, update):
@@ -83,6 +93,13 @@ def by_hand(params, N, micro_step, synchronise, step, max_norm):
     step()
 
 
+def from_nothing(params, N, micro_step, synchronise, step, max_norm):
+    """Begins with gradients that are None, as `zero_grad` leaves them."""
+    for param in params:
+        param.grad = None
+    by_torch(params, N, micro_step, synchronise, step, max_norm)
+
+
 def by_torch(params, N, micro_step, synchronise, step, max_norm):
     for i in range(N):
         micro_step(i)
@@ -99,9 +116,12 @@ def by_torch(params, N, micro_step, synchronise, step, max_norm):
         ("3.1", Depth),
         ("3.2", one_for_all),
         ("3.2", two_sums),
+        ("3.2", nothing_for_nothing),
         ("3.3", cut_first),
+        ("3.3", in_single_precision),
         ("3.3", count_down),
         ("3.4", by_hand),
+        ("3.4", from_nothing),
         ("3.4", by_torch),
     ],
 )
@@ -112,6 +132,24 @@ def test_right_answers_pass_whatever_is_drawn(number: str, answer, seed: int) ->
 
 def with_method(name, body):
     return type("GradientSync", (Depth,), {name: body})
+
+
+def fills_up_the_last(batches, N, micro_step, update):
+    for i in range(0, len(batches), N):
+        window = batches[i : i + N]
+        for batch in window + batches[: N - len(window)]:
+            micro_step(batch, 1 / N)
+        update()
+
+
+def once_more_after_clipping(params, N, micro_step, synchronise, step, max_norm):
+    by_torch(params, N, micro_step, synchronise, lambda: (synchronise(), step()), max_norm)
+
+
+@pytest.mark.parametrize(("number", "answer"), [("3.3", fills_up_the_last), ("3.4", once_more_after_clipping)])
+def test_a_mistake_without_a_hint_of_its_own_is_not_given_that_of_another(number: str, answer) -> None:
+    result = evaluate(number, answer, seed=0)
+    assert not result.ok and result.mistake == ""
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,19 @@ def test_odd_answers_to_4_1(answer, row: str) -> None:
     assert 'hint("4.1")' in result.diagnosis
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda sizes, cap: assign_buckets(sizes, cap)[::-1],
+        lambda sizes, cap: assign_buckets(sorted(sizes), cap),
+    ],
+)
+def test_an_order_of_another_kind_is_not_given_a_hint_about_this_one(answer) -> None:
+    for seed in range(3):
+        result = evaluate("4.1", answer, seed=seed)
+        assert not result.ok and result.mistake == ""
+
+
 def method(body):
     return type("Reducer", (Reducer,), {"on_gradient_ready": body})
 

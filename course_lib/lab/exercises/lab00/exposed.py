@@ -110,6 +110,8 @@ def _mistake(cases: list[Case], several: list[Case]) -> str:
     for mistake, value in wrong.items():
         if all(c.got == value(c) for c in cases):
             return mistake
+    if all(c.got == len(c.m - _moments(c.compute, 1)) for c in cases):
+        return "closed_ends"
     if any(all(c.got == total(c) for c in cases) for total in _totals()):
         return "totals"
     return ""

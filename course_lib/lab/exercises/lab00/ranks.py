@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from course_lib.lab.guard import call
+from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 
 HINTS = (
@@ -42,6 +42,7 @@ MISTAKES = {
     "about `ranks` times too large. Divide by the count of all numbers.",
     "count_of_ranks": "You divide by the number of ranks. The mean of all numbers has the count of all numbers below "
     "the line, and each part of it too.",
+    "rounded_down": "Your results are rounded down to whole numbers: // drops the fraction. Divide with /.",
     "not_divided": "Your results add up to the sum of all numbers, and not to their mean. Divide by how many numbers "
     "there are in all.",
 }
@@ -59,6 +60,11 @@ class Case(NamedTuple):
 
     def parts(self) -> list[float]:
         return [sum(self.share(rank)) / len(self.numbers) for rank in range(self.ranks)]
+
+    def blocks(self) -> list[float]:
+        """Neighbours in place of every ranks-th number, where they divide evenly."""
+        each = len(self.numbers) // self.ranks
+        return [sum(self.numbers[rank * each:][:each]) / len(self.numbers) for rank in range(self.ranks)]
 
     def gave(self, values: list[float]) -> bool:
         return all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(self.got, values, strict=True))
@@ -78,7 +84,12 @@ def part_of_the_mean(answer: Callable[[int, int, list[int]], float], draw: rando
         got = []
         for rank in range(ranks):
             shown = f"part_of_mean({rank}, {ranks}, {numbers})"
-            value = call(answer, rank, ranks, list(numbers), shown=shown)
+            try:
+                value = call(answer, rank, ranks, list(numbers), shown=shown)
+            except Broke as broke:
+                if rank < len(numbers) or not isinstance(broke.__cause__, ZeroDivisionError):
+                    raise
+                value = math.nan  # divided by the count of its own numbers, and it has none
             if value is None:
                 row = Row("returns this rank's part", False, "a number", f"{shown} gave None")
                 return Verdict((row,), "no_result")
@@ -112,15 +123,16 @@ def _mistake(even: list[Case], ragged: list[Case]) -> str:
         "count_of_ranks": lambda c, rank: sum(c.share(rank)) / c.ranks,
         "own_count": lambda c, rank: sum(c.share(rank)) / len(c.share(rank)),
         "one_number": lambda c, rank: c.numbers[rank] / len(c.numbers),
+        "rounded_down": lambda c, rank: sum(c.share(rank)) // len(c.numbers),
     }
     for mistake, value in wrong.items():
         if all(c.gave([value(c, rank) for rank in range(c.ranks)]) for c in cases):
             return mistake
-    if all(c.gave(c.parts()) or math.isclose(sum(c.got), sum(c.parts())) for c in cases):
+    if not all(c.gave(c.parts()) or c.gave(c.blocks()) for c in even):
+        return ""
+    if all(math.isclose(sum(c.got), sum(c.parts())) for c in ragged):
         return "blocks"
-    if any(sum(c.got) < sum(c.parts()) * (1 - 1e-9) for c in ragged):
-        return "rest_left_out"
-    return ""
+    return "rest_left_out" if any(sum(c.got) < sum(c.parts()) * (1 - 1e-9) for c in ragged) else ""
 
 
 def _even(draw: random.Random) -> tuple[list[int], int]:

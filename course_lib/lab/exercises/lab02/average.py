@@ -36,8 +36,11 @@ HINTS = (
 MISTAKES = {
     "reduces_the_parameter": "You send the parameter itself. The replicas hold the same parameters already, so their "
     "mean changes nothing, and their gradients stay apart. Send `param.grad`.",
+    "changes_the_parameter": "Your function changes the parameters. It averages gradients and nothing else: the "
+    "optimizer steps later, and once.",
     "never_divides": "Your gradients are sums over the ranks. With four ranks every update is four times as large as "
-    "the learning rate says. Divide by `ranks`.",
+    "the learning rate says. Divide by `ranks`. If you do, look whether you keep the result: `param.grad / ranks` "
+    "makes a new tensor.",
     "divides_twice": "Your gradients are divided by the number of ranks twice, so every update is too small. Divide "
     "once: before the sum or after it.",
     "skips_missing": "A rank whose `.grad` is None passes a collective by. The others wait in it, for ever, or are "
@@ -53,10 +56,15 @@ MISTAKES = {
 
 
 class Replica(NamedTuple):
-    """What one rank holds after the call: gradients, and whether parameters were touched or sent."""
+    """What one rank holds after the call: gradients, whether parameters were changed, and whether one was sent."""
 
     grads: list[Tensor | None]
-    parameters_touched: bool
+    parameters_changed: bool
+    parameters_sent: bool
+
+    @property
+    def parameters_touched(self) -> bool:
+        return self.parameters_changed or self.parameters_sent
 
 
 class Case(NamedTuple):
@@ -128,8 +136,10 @@ def average_the_gradients(answer: Callable, draw: random.Random) -> Verdict:
 
 def _mistake(whole: list[Case], gaps: list[Case]) -> str:
     """The mistake that explains what all cases show; the plainest one first."""
-    if any(o.result and o.result.parameters_touched for c in whole for o in c.outcomes):
+    if any(o.result and o.result.parameters_sent for c in whole for o in c.outcomes):
         return "reduces_the_parameter"
+    if any(o.result and o.result.parameters_changed for c in whole for o in c.outcomes):
+        return "changes_the_parameter"
     if not any(o.calls for c in whole for o in c.outcomes):
         return "never_sends"
     if any(c.hangs for c in whole):
@@ -198,8 +208,9 @@ def _played(answer: Callable, draw: random.Random, gaps: int) -> Case:
                 tensor.copy_(sum(parts[1:], parts[0]))
 
         call(answer, list(params), ranks, all_reduce, shown=f"average_gradients(params, {ranks}, all_reduce)")
-        touched = not all(torch.equal(p.detach(), value) for p, value in zip(params, values))
-        touched |= any(torch.equal(part, value) for part in sent for value in values if part.shape == value.shape)
-        return Replica([None if p.grad is None else p.grad.detach().clone() for p in params], touched)
+        grads = [None if p.grad is None else p.grad.detach().clone() for p in params]
+        changed = not all(torch.equal(p.detach(), value) for p, value in zip(params, values))
+        travelled = any(torch.equal(part, value) for part in sent for value in values if part.shape == value.shape)
+        return Replica(grads, changed, travelled)
 
     return Case(before, mean, replay(play, ranks))

@@ -38,6 +38,8 @@ MISTAKES = {
     "end, so their times add up.",
     "flat_the_same": "`flat` changes nothing in your prediction, or you count one collective a parameter in both "
     "cases. With `flat` all gradients of a micro-step travel in one.",
+    "flat_upside_down": "`flat` is the wrong way round: with it there is one collective a micro-step, without it one "
+    "for each parameter.",
     "ignores_latency": "Your time is compute plus bytes. Each collective also costs `a_s` before its first byte moves.",
 }
 
@@ -108,6 +110,8 @@ def predict_the_baseline(answer: Callable, draw: random.Random) -> Verdict:
 
 def _mistake(cases: list[Case], each: list[Case], flat: list[Case]) -> str:
     """The mistake that explains what all cases show; the plainest one first."""
+    if all(c.got[0] == c.count(flat=not c.flat) for c in cases):
+        return "flat_upside_down"
     if all(c.takes(c.time(collectives=c.count() / c.N, bytes=sum(c.sizes))) for c in cases):
         return "sends_once"
     if all(c.got[1] == sum(c.sizes) for c in cases) or all(c.takes(c.time(bytes=sum(c.sizes))) for c in cases):

@@ -41,6 +41,8 @@ MISTAKES = {
     "Synchronise first, then clip once.",
     "per_parameter": "You clip each parameter by its own norm. That bends the gradient into another direction. One "
     "norm over all parameters, one factor for all.",
+    "per_element": "You limit each element by itself, as `clip_grad_value_` does. That bends the gradient into another "
+    "direction. Scale all of it by one factor.",
     "always_scales": "You scale a gradient that is shorter than max_norm up to it. A small gradient near a minimum is "
     "meant to be small: leave it alone.",
     "never_clips": "The optimizer sees the gradient as it was. Clip between synchronise() and step().",
@@ -99,9 +101,11 @@ def _mistake(cases: list[Case]) -> str:
         return ""
     if all(o.calls == 0 for c in cases for o in c.outcomes) or all(c.sees(_alone) for c in cases):
         return "never_syncs"
-    rules = {"syncs_every": _right, "never_clips": _unclipped, "every_micro_step": _every_micro_step,
+    if all(o.calls == len(c.micro[0]) for c in cases for o in c.outcomes) and all(c.sees(_right) for c in cases):
+        return "syncs_every"
+    rules = {"never_clips": _unclipped, "every_micro_step": _every_micro_step,
              "before_synchronisation": _before_synchronisation, "per_parameter": _per_parameter,
-             "always_scales": _always_scales}  # fmt: skip
+             "per_element": _per_element, "always_scales": _always_scales}  # fmt: skip
     return next((name for name, rule in rules.items() if all(c.sees(rule) for c in cases)), "")
 
 
@@ -153,6 +157,10 @@ def _per_parameter(micro: list[list[Grads]], max_norm: float) -> list[Grads]:
     return [[_clipped([grad], max_norm)[0] for grad in _mean(_summed(micro))]] * len(micro)
 
 
+def _per_element(micro: list[list[Grads]], max_norm: float) -> list[Grads]:
+    return [[grad.clamp(-max_norm, max_norm) for grad in _mean(_summed(micro))]] * len(micro)
+
+
 def _always_scales(micro: list[list[Grads]], max_norm: float) -> list[Grads]:
     mean = _mean(_summed(micro))
     return [[grad * (max_norm / _norm(mean)) for grad in mean]] * len(micro)
@@ -195,7 +203,7 @@ def _played(answer: Callable, draw: random.Random, clips: bool) -> Case:
 
         def micro_step(i: int) -> None:
             for param, grad in zip(params, micro[rank][i]):
-                param.grad += grad
+                param.grad = grad.clone() if param.grad is None else param.grad.add_(grad)
 
         def synchronise() -> None:
             parts = exchange([param.grad.clone() for param in params])

@@ -31,6 +31,8 @@ MISTAKES = {
     "fifth of the data, which the model never sees.",
     "leaks": "The last batches are computed, but no update follows. Their gradients stay and are added to the first "
     "window of the next epoch. Update at the end of the epoch too.",
+    "joins_the_last": "The batches that do not fill a window are added to the window before, which is then longer than "
+    "N. They are a window of their own, and one update.",
     "divides_by_N": "The last window is short, and still divided by N, so its update is too small. Divide by the "
     "number of micro-batches in the window.",
     "never_divides": "Your factor is 1: the update is a sum over the window, N times the mean. Divide by the number of "
@@ -58,7 +60,7 @@ class Case(NamedTuple):
         return [sorted(update) for update in self.updates] == self.windows() and not self.left
 
     def scaled(self, factor: Callable[[int], float]) -> bool:
-        return all(abs(f - factor(len(update))) < 1e-9 for update in self.updates for f in update.values())
+        return all(abs(f - factor(len(update))) < 1e-6 for update in self.updates for f in update.values())
 
     @property
     def whole(self) -> bool:
@@ -92,17 +94,21 @@ def _mistake(whole: list[Case], short: list[Case], empty: Case) -> str:
     if all(len(update) == 1 for c in cases for update in c.updates) and all(
             len(c.updates) == 2 * c.length for c in cases):  # fmt: skip
         return "steps_each"
-    if any(not update for c in cases for update in c.updates) or empty.updates:
+    if any(not update for c in cases for update in c.updates):
         return "extra_update"
     if not all(c.grouped() for c in whole):
         return ""
     if any(len({*c.left, *(b for update in c.updates for b in update)}) < 2 * c.length for c in short):
         return "dropped"
-    if any(not c.grouped() for c in short):
+    if any(c.left or any(len({b // c.length for b in update}) > 1 for update in c.updates) for c in short):
         return "leaks"
+    if any(not c.grouped() for c in short):
+        return "joins_the_last" if any(len(update) > c.N for c in short for update in c.updates) else ""
     if all(c.scaled(lambda n: 1.0) for c in cases):
         return "never_divides"
-    return "divides_by_N" if all(c.scaled(lambda n, c=c: 1 / c.N) for c in cases) else ""
+    if all(c.scaled(lambda n, c=c: 1 / c.N) for c in cases):
+        return "divides_by_N"
+    return "extra_update" if empty.updates else ""
 
 
 def _row(name: str, expected: str, cases: list[Case], holds: Callable[[Case], bool]) -> Row:

@@ -12,6 +12,7 @@ the first forward of a window:
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,6 +32,8 @@ HINTS = (
 
 MISTAKES = {
     "not_a_list": "One factor for each micro-batch is wanted, as a list.",
+    "for_mean_losses": "Your factors are meant for *mean* losses: they multiply by the number of tokens again. What is "
+    "given is the *sum* over the tokens of a micro-batch, so a token's weight is the factor itself.",
     "mean_of_means": "You take the mean of means: a token in a short micro-batch weighs more than one in a long one, "
     "so the update depends on how the window was cut. Divide sums by one count, that of the whole window.",
     "per_rank": "Your denominator is this rank's own count. The all-reduce then gives every rank the same weight, "
@@ -65,9 +68,9 @@ class Case(NamedTuple):
         return self.holds(lambda rank, i: self.ranks / self.total)
 
     def holds(self, rule: Callable[[int, int], float]) -> bool:
-        """Whether `rule(rank, i)` is the factor everywhere."""
+        """Whether `rule(rank, i)` is the factor everywhere. Without tokens the loss is 0, and any number will do."""
         return not self.hangs and all(
-            abs(factor - rule(rank, i)) <= 1e-6 * abs(rule(rank, i))
+            abs(factor - rule(rank, i)) <= 1e-6 * abs(rule(rank, i)) if self.counts[rank][i] else math.isfinite(factor)
             for rank, o in enumerate(self.outcomes) for i, factor in enumerate(o.result))  # fmt: skip
 
     def __str__(self) -> str:
@@ -97,26 +100,36 @@ def normalise_a_window(answer: Callable, draw: random.Random) -> Verdict:
         _row("ragged ranks", "on every rank too", cases["ranks"], Case.right),
     )
     if all(row.ok for row in rows):
-        empty = _played(answer, _counts(draw, "empty"))
-        held = isinstance(empty, Case) and empty.right()
-        rows += (Row("a micro-batch without tokens", held, "the same factor", str(empty)),)
-    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(everything, cases["equal"]))
+        for kind, name in (("empty", "a micro-batch without tokens"), ("silent", "a rank without tokens")):
+            played = _played(answer, _counts(draw, kind))
+            held = isinstance(played, Case) and played.right()
+            rows += (Row(name, held, "nothing changes for the others", str(played)),)
+            everything += [played] if isinstance(played, Case) else []
+    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(everything))
 
 
-def _mistake(cases: list[Case], equal: list[Case]) -> str:
+def _mistake(cases: list[Case]) -> str:
     """The rule that all cases follow; a window that hangs first."""
     if any(c.hangs for c in cases):
         return "hangs"
     rules: dict[str, tuple[Callable[[Case], Callable[[int, int], float]], ...]] = {
         "mean_of_means": (
             lambda c: lambda r, i: 1 / (len(c.counts[r]) * c.counts[r][i]),
-            lambda c: lambda r, i: c.ranks / (len(c.counts[r]) * sum(counts[i] for counts in c.counts))),
+            lambda c: lambda r, i: c.ranks / (len(c.counts[r]) * sum(counts[i] for counts in c.counts)),
+            lambda c: lambda r, i: 1 / c.counts[r][i],
+            lambda c: lambda r, i: 1 / (c.ranks * len(c.counts[r]) * c.counts[r][i]),
+            lambda c: lambda r, i: c.ranks / sum(counts[i] for counts in c.counts)),
+        "for_mean_losses": (
+            lambda c: lambda r, i: c.ranks * c.counts[r][i] / c.total,
+            lambda c: lambda r, i: c.counts[r][i] / c.total,
+            lambda c: lambda r, i: c.counts[r][i] / sum(c.counts[r])),
         "per_rank": (lambda c: lambda r, i: 1 / sum(c.counts[r]),),
         "divides_twice": (
             lambda c: lambda r, i: 1 / c.total,
             lambda c: lambda r, i: c.ranks / c.total / len(c.counts[r]),
             lambda c: lambda r, i: 1 / c.total / len(c.counts[r]),
-            lambda c: lambda r, i: 1 / sum(c.counts[r]) / len(c.counts[r])),
+            lambda c: lambda r, i: 1 / sum(c.counts[r]) / len(c.counts[r]),
+            lambda c: lambda r, i: 1 / sum(c.counts[r]) / c.ranks),
         "never_divides": (lambda c: lambda r, i: 1.0, lambda c: lambda r, i: 1 / len(c.counts[r])),
     }  # fmt: skip
     for name, variants in rules.items():
@@ -144,6 +157,8 @@ def _counts(draw: random.Random, kind: str) -> list[list[int]]:
     draw.shuffle(counts)
     if kind == "empty":
         counts[0][0] = 0
+    if kind == "silent":
+        counts[0] = [0] * N
     return counts
 
 

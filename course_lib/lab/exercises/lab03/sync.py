@@ -45,10 +45,13 @@ MISTAKES = {
     "never_silent": "Your backward sends inside no_sync as well, so a window of N micro-steps costs N all-reduces. "
     "Does no_sync change `self.sync`, and does after_backward ask?",
     "never_sends": "Nothing is sent, not even outside no_sync. The ranks step on their own gradients and drift apart.",
+    "sends_elsewhere": "all_reduce() runs at another time than at the end of a backward, or more than once there. "
+    "Opening or closing a block sends nothing, and neither does a forward: after_backward sends, once.",
     "never_back": "After the block nothing is sent any more. Put `self.sync` back when the block ends.",
-    "backward_decides": "You read the flag when backward ends. In DDP the forward decides: it prepares the reducer for "
-    "the backward that follows. With no_sync around backward only, DDP sends in every micro-step. Keep in `armed` what "
-    "the forward saw.",
+    "backward_decides": "Whether a backward sends depends on more than its own forward: it reads `sync` itself, or the "
+    "block changes `armed`. In DDP the forward decides: it prepares the reducer for the backward that follows. With "
+    "no_sync around backward only, DDP sends in every micro-step. Keep in `armed` what the forward saw, and let "
+    "nothing else touch it.",
     "no_finally": "After an exception inside the block, synchronisation stays off: one bad batch, and the replicas "
     "drift apart without a word. Put `self.sync` back in a `finally`.",
     "swallows": "An exception from inside the block does not come out. Whoever should skip the batch never hears of "
@@ -59,11 +62,13 @@ MISTAKES = {
 
 
 class Case(NamedTuple):
-    """One script played: for each backward whether it sent and whether it should have; whether an error came out."""
+    """One script played: for each backward whether it sent and whether it should have; how many all-reduces there were
+    beside those; whether an error came out."""
 
     script: Script
     sent: list[bool]
     due: list[bool]
+    more: int
     errors_kept: bool
 
     @property
@@ -73,7 +78,8 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         marks = ", ".join("sent" if sent else "silent" for sent in self.sent)
         lost = "" if self.errors_kept else "; the error inside never came out"
-        return f"{_text(self.script)}: backward {marks}{lost}"
+        more = f"; {self.more} all-reduces more" if self.more else ""
+        return f"{_text(self.script)}: backward {marks}{more}{lost}"
 
 
 @exercise("3.1", title="no_sync", minutes=8, needs="GradientSync", hints=HINTS, mistakes=MISTAKES, kind="class")
@@ -95,6 +101,8 @@ def send_once(answer: type, draw: random.Random) -> Verdict:
         ((*micro, micro, *micro), *micro), ((micro, *micro), *micro), (((*micro, micro), *micro), *micro))]  # fmt: skip
     rows = (
         _row("one all-reduce a window", "silent inside no_sync, sent after it", windows, lambda c: c.right),
+        _row("nothing else is sent", "all_reduce() at the end of a backward, once", [*windows, *nested],
+             lambda c: not c.more),
         _row("the forward decides", "a backward sends if its forward began outside", split, lambda c: c.right),
         _row("an exception comes out", "whoever called you sees it", errors, lambda c: c.errors_kept),
         _row("synchronised again after an exception", "the next window sends", errors, lambda c: c.right),
@@ -105,6 +113,8 @@ def send_once(answer: type, draw: random.Random) -> Verdict:
 
 def _mistake(windows: list[Case], split: list[Case], errors: list[Case], nested: list[Case]) -> str:
     """The mistake that explains what is seen; the plainest one first."""
+    if any(c.more for c in (*windows, *nested)):
+        return "sends_elsewhere"
     if not all(c.right for c in windows):
         if all(all(c.sent) for c in windows):
             return "never_silent"
@@ -160,7 +170,7 @@ def _played(answer: type, script: Script) -> Case:
                 _block(sync, lambda part=part: do(part, True), kept, script)
 
     do(script, False)
-    return Case(script, sent, due, kept[0])
+    return Case(script, sent, due, sends[0] - sum(sent), kept[0])
 
 
 BAD = "a bad batch"

@@ -123,13 +123,13 @@ def assign_buckets(answer: Callable[[Sizes, int], Buckets], draw: random.Random)
 
 def _mistake(cases: list[Case], plain: list[Case], tied: list[Case]) -> str:
     """The mistake that explains what all cases show; the plainest one first."""
-    if any(_forward(c) for c in plain):
+    if all(_forward(c) or c.flat() == c.ready() for c in plain) and any(_forward(c) for c in plain):
         return "forward_order"
     if any(len(c.flat()) > len(set(c.flat())) for c in tied):
         return "tied_twice"
     if any(c.flat() != c.ready() and c.flat() == c.ready()[: len(c.flat())] for c in cases):
         return "drops_the_last"
-    if any(c.flat() != c.ready() and c.flat() == _met_first(c) for c in tied):
+    if all(c.flat() == _met_first(c) for c in cases) and any(c.flat() != c.ready() for c in tied):
         return "tied_too_early"
     if all(_closes(c, c.cap * 4) for c in cases):
         return "counts_elements"

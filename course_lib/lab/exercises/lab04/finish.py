@@ -80,7 +80,8 @@ MISTAKES = {
     "the counts of the buckets, the next bucket and the handles. Make new objects: a list kept for the purpose is "
     "counted down itself.",
     "keeps_old_gradients": "A parameter that is not used in a later window still has the result of an earlier one in "
-    "its bucket, and that is sent again. Leave `self.wire.flat` at zero when you have copied the gradients out.",
+    "its bucket, and that is sent again. Leave `self.wire.flat` at zero when you have copied the gradients out, in "
+    "place: `flat.zero_()`. A new tensor in the list leaves the bucket's own memory as it was.",
 }
 
 

@@ -54,6 +54,8 @@ MISTAKES = {
     "has come down to 0?",
     "one_per_call": "Your hook launches at most one bucket in a call. When bucket 0 fills last, several full buckets "
     "are behind it, and all of them may leave in that call. Ask again after each launch.",
+    "stays_at_the_first": "Only bucket 0 is ever launched. When it has left it is the next one's turn: add 1 to "
+    "`self.next_bucket`.",
     "launches_late": "Your buckets leave later than they could. The call that completes a bucket whose turn it is "
     "should launch it itself: each later call is time that the wire stands still.",
 }
@@ -125,6 +127,8 @@ def _mistake(cases: list[Case], tied: list[Case]) -> str:
         return "once_per_use"
     if any(c.order() != sorted(c.order()) for c in cases):
         return "arrival_order"
+    if not any(set(c.order()) - {0} for c in cases):
+        return "stays_at_the_first"
     if all(_at_most_one_per_call(c) for c in cases):
         return "one_per_call"
     if any(e.during > c.due_at()[e.bucket] for c in cases for e in c.wire.launches()):

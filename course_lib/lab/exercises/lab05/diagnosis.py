@@ -53,6 +53,8 @@ MISTAKES = {
     "order of launches nor the wire can be judged.",
     "first_rank_only": "You look at one rank. Its own spans cannot tell whether it waited or for whom: compare all "
     "ranks.",
+    "one_for_all": "You say \"held back\" when one rank begins to communicate after its backward. The rule asks for "
+    "all of them: where the others have begun before, the wire was in use.",
     "per_collective": "Your wait is measured from the *first* arrival. Who comes first waits longest: last arrival − "
     "own start.",
     "percent": "Your numbers are percentages. Return the fraction: 0.8 for 80 %.",
@@ -60,7 +62,8 @@ MISTAKES = {
 
 WRONG: dict[str, tuple[Reading, ...]] = {
     "busy_for_useful": tuple(Reading(busy=limit) for limit in (0.8, 0.85, 0.9, 0.95)),
-    "wait_for_transfer": (Reading(wait="none"),),
+    "wait_for_transfer": (Reading(wait="none"), Reading(transfer="all communication")),
+    "one_for_all": (Reading(held="not every rank"),),
     "other_ranks": (Reading(other_ranks=True),),
     "wrong_order": (Reading(order="held first"), Reading(order="wire first")),
     "first_rank_only": (Reading(ranks="first"),),
@@ -74,6 +77,7 @@ def diagnose_traces(answer: Callable[[Spans], tuple[str, float]], draw: random.R
     """A row for each given trace, and one for each cause over steps drawn by chance."""
     sets: dict[str, list[Spans]] = {f"trace {name}": [spans] for name, spans in given_steps().items()}
     sets |= {cause: [drawn_step(draw, cause) for _ in range(4)] for cause in CAUSES}
+    sets["one rank sends late"] = [drawn_step(draw, "one rank sends late") for _ in range(4)]
     sets["two at once"] = [drawn_step(draw, both) for both in ("late and held back", "held back, slow wire") * 2]
     played: dict[str, list[tuple[Spans, tuple[str, float]]]] = {}
     for kind, steps in sets.items():

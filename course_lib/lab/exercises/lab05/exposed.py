@@ -59,7 +59,8 @@ MISTAKES = {
 
 VARIANTS: dict[str, tuple[Rules, ...]] = {
     "hides_itself": (Rules(itself=True),),
-    "annotations_as_kernels": (Rules(labels="compute"), Rules(labels="comm"), Rules(labels="both")),
+    "annotations_as_kernels": (Rules(labels="compute"), Rules(labels="comm"), Rules(labels="both"),
+                               Rules(labels="both", copies=True)),
     "memcpy_as_compute": (Rules(copies=True),),
     "old_names": (Rules(names="ncclKernel"), Rules(names="nccl")),
     "other_ranks": (Rules(other_ranks=True),),

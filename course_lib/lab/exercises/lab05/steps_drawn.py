@@ -20,6 +20,8 @@ class Reading:
     busy: float | None = None
     wait: Literal["last arrival", "first arrival", "none"] = "last arrival"
     order: Literal["", "held first", "wire first"] = ""
+    held: Literal["no rank", "not every rank"] = "no rank"
+    transfer: Literal["without waiting", "all communication"] = "without waiting"
     other_ranks: bool = False
     ranks: Literal["all", "first"] = "all"
     scale: float = 1
@@ -42,9 +44,11 @@ def read_step(spans: Spans, reading: Reading) -> tuple[str, float]:
     E = M - sum(_shared(rank["comm"], every if reading.other_ranks else rank["compute"]) for rank in by.values())
     if reading.busy is not None and _busy(by) / T > reading.busy:
         return "nothing to gain", _busy(by) / T
-    held = all(rank["comm"][0][0] >= max(b for _, b in rank["backward only"]) for rank in by.values() if rank["comm"])
+    late = [rank["comm"][0][0] >= max(b for _, b in rank["backward only"]) for rank in by.values() if rank["comm"]]
+    held = all(late) if reading.held == "no rank" else any(late)
+    carried = M - W if reading.transfer == "without waiting" else M
     rules = [("late rank", W > M / 2, W / M if M else 0), ("held back", held, E / T),
-             ("slow wire", M - W > C, (M - W) / C if C else 0), ("nothing to gain", True, E / T)]  # fmt: skip
+             ("slow wire", carried > C, (M - W) / C if C else 0), ("nothing to gain", True, E / T)]  # fmt: skip
     if reading.order:
         rules.insert(0, rules.pop(1 if reading.order == "held first" else 2))
     cause, _, number = next(rule for rule in rules if rule[1])
@@ -78,15 +82,18 @@ def _union(spans: Intervals) -> Intervals:
 
 def drawn_step(draw: random.Random, cause: str) -> Spans:
     """A step of some ranks with this cause. The ranks' compute differs a little, as it does in real jobs; where
-    nothing is late they are nearly together."""
+    nothing is late they are nearly together. Where "one rank sends late", it is after its backward, and the others have
+    begun and wait: with that, but not without, communication takes longer than compute."""
     ranks = draw.randint(3, 4)
     late = set(draw.sample(range(ranks), 1)) if cause.startswith("late") else set()
     buckets, forward, backward = draw.randint(3, 5), draw.randint(20, 30), draw.randint(60, 90)
     whole = {"late rank": 0.2, "held back": draw.uniform(0.4, 0.9), "slow wire": draw.uniform(1.6, 2.5),
-             "nothing to gain": 0.4, "late and held back": 0.3, "held back, slow wire": 1.5}[cause]  # fmt: skip
+             "nothing to gain": 0.4, "late and held back": 0.3, "held back, slow wire": 1.5,
+             "one rank sends late": 0.85}[cause]  # fmt: skip
     each = round(whole * (forward + backward) * UNIT / buckets)
     extra = {rank: (forward + backward) * draw.uniform(1.2, 1.5) if rank in late else draw.uniform(0, 3)
              for rank in range(ranks)}  # fmt: skip
+    alone = draw.randrange(ranks) if cause == "one rank sends late" else None
     out: Spans = []
     free = 0
     begin = {rank: round(extra[rank] * UNIT) for rank in range(ranks)}
@@ -95,8 +102,8 @@ def drawn_step(draw: random.Random, cause: str) -> Spans:
     issue: dict[int, int] = {}
     transfers: Spans = []
     for k in range(buckets):
-        part = 1.0 if "held back" in cause else (k + 1) / buckets
         for rank in range(ranks):
+            part = 1.0 if "held back" in cause or rank == alone else (k + 1) / buckets
             ready = round(middle[rank] + part * (end[rank] - middle[rank]))
             issue[rank] = max(ready, free)
         free = max(issue.values()) + each

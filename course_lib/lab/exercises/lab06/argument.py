@@ -41,6 +41,8 @@ MISTAKES = {
     "no_sync. Here the next micro-step begins at once, and only the end of the update waits.",
     "after_backward": "Your buckets start when backward ends. Bucket j is ready `ready_s[j]` after backward began, and "
     "can leave then.",
+    "forgets_compute": "Your update ends with the wire. Where the last bucket has arrived before backward ends, it is "
+    "compute that ends the update: return the later of the two.",
     "flag_ignored": "`every` changes nothing in your result: all micro-steps send in both cases. Without it, only the "
     "last one does.",
 }
@@ -73,13 +75,16 @@ class Case(NamedTuple):
         return max(r + sum(self.cost[j:]) for j, r in enumerate(ready))
 
     def time(self, ready: Sequence[float] | None = None, every: bool | None = None) -> float:
+        """When the wire has ended; or compute, if that is longer."""
+        return max(self.compute(), self.arrival(ready, every))
+
+    def arrival(self, ready: Sequence[float] | None = None, every: bool | None = None) -> float:
         """The latest over all micro-steps that send of "its first, second, … bucket is ready, and everything from
-        there on follows without a gap"; or compute, if that is longer."""
+        there on follows without a gap"."""
         each = self.every if every is None else every
         micro, whole = self.Tf + self.Tb, sum(self.cost)
         sending = range(self.N) if each else [self.N - 1]
-        ends = [k * micro + self.Tf + self.lone(ready) + (self.N - 1 - k) * whole for k in sending]
-        return max(self.compute(), *ends)
+        return max(k * micro + self.Tf + self.lone(ready) + (self.N - 1 - k) * whole for k in sending)
 
     def right(self) -> bool:
         return self.takes(self.time())
@@ -90,8 +95,8 @@ class Case(NamedTuple):
 
 @exercise("6.2", title="the argument as a formula", minutes=8, needs="step_time", hints=HINTS, mistakes=MISTAKES)
 def predict_both(answer: Callable, draw: random.Random) -> Verdict:
-    """Rows over the example of the text and some forty updates drawn by chance, each sent once and every micro-step."""
-    drawn = [_drawn(draw, fast) for fast in (True, False) for _ in range(20)]
+    """Rows over the example of the text and some fifty updates drawn by chance, each sent once and every micro-step."""
+    drawn = [_drawn(draw, fast) for fast in (True, False) for _ in range(20)] + [_early(draw) for _ in range(12)]
     given = [(*case, every) for case in ((2, 1.0, 2.0, [1.0, 2.0], [2.0, 2.0]), *drawn) for every in (False, True)]
     cases = []
     for arguments in given:
@@ -125,6 +130,8 @@ def _mistake(cases: list[Case], once: list[Case], every: list[Case]) -> str:
     late = [[c.Tb] * len(c.cost) for c in cases]
     if all(c.takes(c.time(ready=ready)) for c, ready in zip(cases, late)):
         return "after_backward"
+    if all(c.takes(c.arrival()) for c in cases):
+        return "forgets_compute"
     if not all(c.right() for c in once):
         return ""
     if all(c.takes(c.N * (c.Tf + max(c.Tb, c.lone()))) for c in every):
@@ -148,6 +155,14 @@ def _drawn(draw: random.Random, fast: bool) -> tuple:
     parts = [draw.uniform(0.5, 1.5) for _ in range(count)]
     cost = [r * (Tf + Tb) * part / sum(parts) for part in parts]
     return draw.randint(2, 6), Tf, Tb, [round(t, 4) for t in ready], [round(c, 4) for c in cost]
+
+
+def _early(draw: random.Random) -> tuple:
+    """The last bucket is ready well before backward ends, and the wire is fast, or not much too slow: some buckets
+    wait for their turn and before others the wire pauses."""
+    N, Tf, Tb, ready, cost = _drawn(draw, fast=True)
+    earlier, slower = draw.uniform(0.4, 0.8), draw.uniform(0.2, 3)
+    return N, Tf, Tb, [round(t * earlier, 4) for t in ready], [round(c * slower, 4) for c in cost]
 
 
 def _shown(given: Sequence) -> str:

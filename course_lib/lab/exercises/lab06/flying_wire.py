@@ -21,6 +21,7 @@ class FlyingWork:
     def __init__(self, wire: FlyingWire, number: int, buffer: int, sent: Tensor) -> None:
         self._wire, self.number, self.buffer, self.sent = wire, number, buffer, sent
         self.waited_in: int | None = None
+        self._asked = False
 
     def wait(self, timeout: object = None) -> bool:
         """On ranks this blocks until the buffer has arrived."""
@@ -30,7 +31,10 @@ class FlyingWork:
         return True
 
     def is_completed(self) -> bool:
-        """Asking in a loop is waiting too, so it is noted as that."""
+        """Not yet, when it is first asked. Asking in a loop is waiting too, so it is noted as that."""
+        if self.waited_in is None and not self._asked:
+            self._asked = True
+            return False
         return self.wait()
 
 

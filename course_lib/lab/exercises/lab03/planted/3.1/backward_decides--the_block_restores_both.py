@@ -1,0 +1,27 @@
+from contextlib import contextmanager
+
+
+class GradientSync:
+    def __init__(self, all_reduce):
+        self.all_reduce = all_reduce
+        self.sync = True
+        self.armed = True
+
+    @contextmanager
+    def no_sync(self):
+        before, self.sync = (self.sync, self.armed), False
+        try:
+            yield
+        finally:
+            self.sync, self.armed = before
+
+    def before_forward(self):
+        self.armed = self.sync
+
+    def after_backward(self):
+        if self.armed:
+            self.all_reduce()
+
+    def inside_no_sync(self, body):
+        with self.no_sync():
+            body()
