@@ -39,7 +39,7 @@ from course_lib.simulate.pipeline import Costs, ideal_bubble, predict
 wire = Fabric(gbit=1.0, latency_us=100, kind=fabric)
 p, m = max(2, ranks), max(8, ranks)  # a pipeline of one stage has nobody to wait for
 stage_ms, message_kb = (14.0, 14.0, 14.0), 16
-repeats = 3 if quick else 7
+repeats = 2 if quick else 7
 
 # %% [markdown] id="symbols"
 # ## The words
