@@ -37,7 +37,7 @@ from course_lib.simulate.collectives import reduce_scatter
 from course_lib.simulate.link import LinkCost
 
 wire = Fabric(gbit=1.0, latency_us=500, kind=fabric)
-repeats = 3 if quick else 7
+repeats = 2 if quick else 7
 
 # %% [markdown] id="symbols"
 # ## The words
