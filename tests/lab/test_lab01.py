@@ -33,6 +33,11 @@ def traffic(kind, n, N, G, A, layers):
     return sum(2 * each(A, n) for each in [volumes.shuffle_bytes] * (2 if kind == "EP" else 4)) * layers * N
 
 
+def whole_bytes(kind, n, N, G, A, layers):
+    return {"DP": 2 * (n - 1) * G // n, "TP": 8 * (n - 1) * layers * N * A // n, "PP": 2 * N * A,
+            "EP": 4 * (n - 1) * layers * N * A // n}[kind]  # fmt: skip
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_right_answers_pass_whatever_is_drawn(seed: int) -> None:
@@ -41,6 +46,7 @@ def test_the_right_answers_pass_whatever_is_drawn(seed: int) -> None:
     assert evaluate("1.1", volumes.accumulation_steps, seed=seed).ok
     assert evaluate("1.2", memory, seed=seed).ok
     assert evaluate("1.3", traffic, seed=seed).ok
+    assert evaluate("1.3", whole_bytes, seed=seed).ok
 
 
 def unsure(B, b, D):
@@ -66,6 +72,16 @@ def unsure(B, b, D):
 def test_odd_answers(number: str, answer, row: str) -> None:
     result = evaluate(number, answer, seed=0)
     assert not result.ok and row in [each.name for each in result.rows if not each.ok]
+
+
+def test_rounding_to_the_nearest_is_neither_floor_nor_ceil() -> None:
+    def rounded(B, b, D):
+        if min(B, b, D) < 1:
+            raise ValueError("anything below 1 is refused")
+        return round(B / (b * D))
+
+    result = evaluate("1.1", rounded, seed=0)
+    assert not result.ok and result.mistake == ""
 
 
 def test_two_mistakes_in_one_answer_are_told_one_at_a_time() -> None:

@@ -37,6 +37,8 @@ MISTAKES = {
     "ranks, from stage 2 the gradients, at stage 3 the weights.",
     "all_divided": "You divide everything by D at every stage above 0. Each stage adds one kind: first the optimizer "
     "state, then the gradients, then the weights.",
+    "only_its_own": "At each stage you divide one kind only. A stage keeps what the stages below it divide: ask for "
+    "`stage >= 1`, not for `stage == 1`.",
     "all_fp32": "You count 4 bytes for weights and gradients. Here both are bf16, 2 bytes, and the fp32 copy belongs "
     "to the optimizer. The total is the same at stage 0, and only there.",
 }
@@ -115,4 +117,7 @@ def _mistake(cases: list[Case]) -> str:
     for mistake, (sizes, stages) in wrong.items():
         if all(c.divided(sizes, stages) for c in cases):
             return mistake
+    alone = lambda c, stage: c.D if c.stage == stage else 1  # noqa: E731
+    if all(c.gave(*(c.parameters * size / alone(c, stage) for size, stage in zip(mixed, zero))) for c in cases):
+        return "only_its_own"
     return ""

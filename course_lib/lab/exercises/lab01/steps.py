@@ -35,6 +35,8 @@ MISTAKES = {
     "b·D samples of the batch.",
     "other_exception": "You refuse, but not with ValueError. A caller who catches ValueError will miss it; an `assert` "
     "even disappears when Python runs with -O.",
+    "answers_anyway": "Where there is no N you return something in its place: a number, None, or the exception itself. "
+    "Whoever calls your function goes on with that, and fails much later and elsewhere. `raise ValueError(…)` there.",
     "below_one": "You accept batches or degrees below 1. Two minus signs cancel: B = 64, b = -4, D = -8 looks like "
     "N = 2. And a 0 fails on its own, with a ZeroDivisionError that explains nothing. Refuse all of them first.",
     "wordless": "You refuse without a word. Whoever gets the ValueError wants to know what to change: put the numbers "
@@ -84,8 +86,14 @@ def accumulation_steps(answer: Callable[[int, int, int], int], draw: random.Rand
                 got = call(answer, *arguments, shown=f"accumulation_steps{arguments}")
             except Broke as broke:
                 got = broke.__cause__
-                if not isinstance(got, ValueError | ArithmeticError | AssertionError | RuntimeError):
+                if not isinstance(got, ValueError | ArithmeticError | AssertionError | RuntimeError) and (
+                        type(got) is not Exception):  # fmt: skip
                     raise
+            else:
+                if group in (ragged, small, below) and not (isinstance(got, int | float) or hasattr(got, "__index__")):
+                    row = Row("what cannot be is refused", False, "raise ValueError(…)",
+                              f"accumulation_steps{arguments} returned {got!r}")
+                    return Verdict((row,), "answers_anyway")
             if got is None:
                 row = Row("returns N", False, "a whole number", f"accumulation_steps{arguments} gave None")
                 return Verdict((row,), "no_result")
@@ -117,10 +125,13 @@ def _mistake(whole: list[Case], rest: list[Case], below: list[Case]) -> str:
         return "fraction"
     if not all(c.right for c in whole):
         return ""
-    if any(not c.refused and c.got == c.B // c.each for c in rest):
+    accepted = [c for c in rest if not c.refused]
+    if accepted and all(c.got in (c.B // c.each, max(1, c.B // c.each)) for c in accepted):
         return "floor"
-    if any(not c.refused and c.got == -(-c.B // c.each) for c in rest):
+    if accepted and all(c.got == -(-c.B // c.each) for c in accepted):
         return "ceil"
+    if len({c.got for c in accepted}) == 1 and len(accepted) == len(rest):
+        return "answers_anyway"
     if all(c.refused for c in rest) and any(not c.refused for c in below):
         return "below_one"
     if all(c.refused for c in (*rest, *below)):
