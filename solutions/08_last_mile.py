@@ -23,6 +23,8 @@ from course_lib import lab
 lab.begin(submission)
 
 # %% id="imports"
+from functools import partial
+
 from course_lib import show
 from course_lib.lab.lines import lines
 from course_lib.lab.loss_curves import loss_at, loss_curves, update_s
@@ -31,10 +33,12 @@ from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_stale import stale_runs
 from course_lib.lab.workbench_updates import update_runs
 from course_lib.launch import Fabric, run
+from course_lib.launch.measure import measure
 
 wire = Fabric(gbit=0.5, latency_us=500, kind=fabric)
-slow = Fabric(gbit=0.01, kind=fabric)
-repeats = 3 if quick else 7
+slow_gbit = 0.02 if quick else 0.01
+slow = Fabric(gbit=slow_gbit, kind=fabric)
+repeats = 2 if quick else 7
 MB = 2**20
 buckets = {"bucket_mb": 0.5, "first_bucket_mb": None}
 
@@ -80,7 +84,9 @@ lab.predict("8.seconds", "On a slow wire, after the same number of seconds: who 
 # arrived, comes `optimizer.step()`.
 
 # %% id="baseline"
-load = lab.calibrate(1.0, wire, ranks=ranks, layers=8, gradient_mb=4.0, micro_steps=2)
+shorter = {"sizes": (MB // 4, MB, 2 * MB)} if quick else {}
+link = run(partial(measure, **shorter), ranks=ranks, fabric=wire)[0]
+load = lab.calibrate(1.0, wire, ranks=ranks, layers=8, gradient_mb=4.0, micro_steps=2, link=link)
 baseline = update_runs(load, {"all, then step": ("bucketed", buckets)}, ranks=ranks, fabric=wire,
                        repeats=repeats)["all, then step"]
 print(f"update {baseline.median_s * 1e3:.0f} ± {baseline.spread_s * 1e3:.0f} ms, exposed "
@@ -338,15 +344,15 @@ side_by_side({name: four[name].timeline for name in ("every update", "delay 1", 
 # ## What is learnt
 #
 # A very small GPT learns real text (the standard library of your Python) in each of these ways: same weights to begin
-# with, same batches in the same order, same AdamW. The wire is slow now, 0.01 Gbit/s. Each has a clock of its own and
-# stops when it shows the same number of seconds.
+# with, same batches in the same order, same AdamW. The wire is slow now, 0.01 Gbit/s (0.02 with `quick=True`). Each has
+# a clock of its own and stops when it shows the same number of seconds.
 
 # %% id="race"
 ways = {"every update": ("bucketed", {}), "delay 1": ("delayed", {"delay": 1}), "delay 2": ("delayed", {"delay": 2}),
         "H = 8": ("local_sgd", {"every": 8}), "H = 32": ("local_sgd", {"every": 32}),
         "DiLoCo": ("diloco", {"every": 32})}
-budget = 2.0 if quick else 8.0
-curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=8 if quick else 16, seed=seed)
+budget = 1.2 if quick else 8.0
+curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=4 if quick else 16, seed=seed)
 equal = min(points[-1].update for points in curves.values())
 for name, points in curves.items():
     last, by_update, by_time = points[-1], loss_at(points, "update", equal), loss_at(points, "seconds", budget)
@@ -364,7 +370,7 @@ lines({name: [(p.update, p.loss) for p in points if 0 < p.update <= equal] for n
 
 # %% id="race-seconds"
 lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points in curves.items()},
-      x="seconds of its own clock", y="held-out loss, nats a byte", title="Equal seconds, 0.01 Gbit/s",
+      x="seconds of its own clock", y="held-out loss, nats a byte", title=f"Equal seconds, {slow_gbit:g} Gbit/s",
       provenance=provenance)
 
 # %% [markdown] id="race-why"
@@ -389,7 +395,7 @@ lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points 
 # %% id="slider"
 kB = curves["every update"][-1].bytes / curves["every update"][-1].update / 1e3
 period = {"H = 8": 8, "H = 32": 32, "DiLoCo": 32}
-Tc = min(update_s(curves[name]) - kB * 1e3 * 8 / 0.01e9 / H for name, H in period.items())
+Tc = min(update_s(curves[name]) - kB * 8e-6 / slow_gbit / 32 for name in ("H = 32", "DiLoCo"))  # little of it is wire
 
 
 def predicted_s(name, gbit):
@@ -397,10 +403,10 @@ def predicted_s(name, gbit):
     return max(Tc, C) if "delay" in name else Tc + C / period.get(name, 1)
 
 
-print(f"Tc = {Tc * 1e3:.0f} ms; C = {kB * 8e3 / 0.01e9 * 1e3:.0f} ms at 0.01 Gbit/s")
+print(f"Tc = {Tc * 1e3:.0f} ms; C = {kB * 8e-3 / slow_gbit:.0f} ms at {slow_gbit:g} Gbit/s")
 for name, points in curves.items():
     print(f"{name:>14}: update {update_s(points) * 1e3:4.0f} ms measured, "
-          f"{predicted_s(name, 0.01) * 1e3:4.0f} predicted")
+          f"{predicted_s(name, slow_gbit) * 1e3:4.0f} predicted")
 
 
 def drawn(gbit, seconds):
@@ -411,7 +417,7 @@ def drawn(gbit, seconds):
                  provenance="seconds from the formula, losses measured by update")
 
 
-sliders(drawn, {"gbit": "link, Gbit/s", "seconds": "seconds"}, gbit=(0.01, [0.005, 0.01, 0.02, 0.05, 0.1, 1]),
+sliders(drawn, {"gbit": "link, Gbit/s", "seconds": "seconds"}, gbit=(slow_gbit, [0.005, 0.01, 0.02, 0.05, 0.1, 1]),
         seconds=(4, [1, 2, 4, 8, 16]))
 
 # %% [markdown] id="pitfalls"
