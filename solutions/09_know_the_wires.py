@@ -49,7 +49,7 @@ from course_lib.train.emulated import equal
 from course_lib.tune import compare
 
 two_nodes = Fabric(gbit=1.0, latency_us=200, nodes=2, inter_gbit=0.1, inter_latency_us=1000, kind=fabric)
-repeats = 3 if quick else 7
+repeats = 2 if quick else 7
 tensor_mb = 1.0
 
 # %% [markdown] id="symbols"
@@ -251,13 +251,14 @@ sliders(drawn, {"count": "nodes", "per_node": "ranks on each", "uplink_gbit": "u
 # each, and each size runs in alternation with the others.
 
 # %% id="latency-runs"
-caps_mb = (0.5, 1, 2, 4) if quick else (0.25, 0.5, 1, 2, 4, 8)
+caps_mb = (1, 2, 4) if quick else (0.25, 0.5, 1, 2, 4, 8)
+shorter = {"sizes": (MB // 4, MB, 2 * MB)} if quick else {}
 model = partial(equal, layers=32, mb=0.25, forward_ms=1.0, backward_ms=2.0)
 gradient = even_profile(8, layers=32, Tb=0.064)
 best = {}
 for name, gbit, latency_us in (("base", 1.0, 1000), ("less rate", 0.6, 1000), ("more latency", 1.0, 16000)):
     link_wire = Fabric(gbit=gbit, latency_us=latency_us, kind=fabric)
-    cost = run(measure, ranks=ranks, fabric=link_wire)[0]
+    cost = run(partial(measure, **shorter), ranks=ranks, fabric=link_wire)[0]
     found = compare(model, {f"{cap:g} MB": ("bucketed", {"bucket_mb": cap, "first_bucket_mb": None})
                             for cap in caps_mb}, ranks=ranks, fabric=link_wire, repeats=repeats)
     points = [(cap, found[f"{cap:g} MB"].median_s * 1e3) for cap in caps_mb]
@@ -383,7 +384,8 @@ print(f"{hop.a_s * 1e6:4.0f} µs a hop, 28 hops: exposed {in_two.exposed_s / in_
 
 # %% id="case-measured"
 case_wire = Fabric(gbit=1.0, latency_us=4000, kind=fabric)
-here = case.on(run(partial(measure, sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=5), ranks=ranks, fabric=case_wire)[0])
+often = partial(measure, sizes=(MB // 4, MB // 2, MB, 2 * MB), repeats=3 if quick else 5)
+here = case.on(run(often, ranks=ranks, fabric=case_wire)[0])
 scaled = partial(equal, layers=56, mb=here.total_bytes / 56 / MB, parameters=5, forward_ms=1e3 * here.Tf / 56,
                  backward_ms=1e3 * here.Tb / 56)
 scale = 0.999 * here.bytes[0] / case.profile.bytes[0]  # a little below the bucket, whose bytes were rounded
@@ -436,8 +438,9 @@ for finding in judge(script, interfaces=("eth0", "ib0"), files=()):
 # shard dimension and all-reduces over the other. Here is the hook, on the two nodes:
 
 # %% id="twin"
-twins = train_runs(partial(equal, layers=8, mb=0.25, forward_ms=4.0, backward_ms=8.0), 1.0, fabric=two_nodes,
-                   repeats=repeats)
+bucket_mb = 0.5 if quick else 1.0
+twins = train_runs(partial(equal, layers=8, mb=bucket_mb / 4, forward_ms=4.0, backward_ms=8.0), bucket_mb,
+                   fabric=two_nodes, repeats=repeats)
 for name, one in twins.items():
     print(f"{name:>16}: step {one.median_s * 1e3:6.1f} ± {one.spread_s * 1e3:.1f} ms, exposed "
           f"{one.exposed_s * 1e3:6.1f} ms; gradients differ from stock DDP's by {one.from_stock:.0e}")
