@@ -62,9 +62,12 @@ def checked(tensor: torch.Tensor, op: str, group: dist.ProcessGroup | None) -> t
     if tensor.device.type != "cpu":
         raise ValueError(f"the tensor is on {tensor.device}, and these collectives move CPU tensors; use "
                          "dist.all_reduce there, or move the tensor to the CPU")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("the tensor is conjugated or negated when it is read, and what lies in memory is sent; pass "
+                         "tensor.resolve_conj().resolve_neg() and copy the result back")
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous, so it cannot be reduced in place; pass tensor.contiguous() and "
                          "copy the result back")
-    if op == "mean" and not tensor.is_floating_point():
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ValueError(f"the mean of {tensor.dtype} would be rounded; use op='sum', or a floating-point tensor")
     return tensor.detach().view(-1), group

@@ -100,25 +100,30 @@ def test_segments_cover_the_tensor_and_differ_by_one() -> None:
 
 
 def shaped_tensors():
-    """A tensor of several dimensions is reduced in place; one with strides, or the wrong dtype, is refused."""
+    """A tensor of several dimensions, or of complex numbers, is reduced in place; one with strides, the wrong dtype or
+    a conjugation that was put off is refused."""
     two_d = torch.ones(3, 5, requires_grad=True)
     all_reduce_ring(two_d)
     messages = []
     for bad, op in ((torch.ones(4, 6).t(), "sum"), (torch.ones(6)[::2], "sum"), (torch.ones(3).long(), "mean"),
-                    (torch.ones(3), "max")):
+                    (torch.ones(3), "max"), (torch.ones(3, dtype=torch.complex64).conj(), "sum")):
         try:
             all_reduce_ring(bad, op=op)
         except ValueError as error:
             messages.append(str(error))
-    return two_d.detach(), messages
+    turned = torch.tensor([1j, 2.0, 3 + 1j]) * (dist.get_rank() + 1)
+    all_reduce_ring(turned, op="mean")
+    return two_d.detach(), turned, messages
 
 
 def test_what_cannot_be_reduced_in_place_is_refused_before_anything_is_sent() -> None:
-    for got, messages in run(shaped_tensors, ranks=2, fabric="loopback"):
+    for got, turned, messages in run(shaped_tensors, ranks=2, fabric="loopback"):
         assert torch.equal(got, torch.full((3, 5), 2.0))
+        assert torch.equal(turned, torch.tensor([1.5j, 3.0, 4.5 + 1.5j]))
         assert [m.split(",")[0].split(":")[0] for m in messages] == [
             "the tensor is not contiguous", "the tensor is not contiguous",
-            "the mean of torch.int64 would be rounded; use op='sum'", "op='max'"]
+            "the mean of torch.int64 would be rounded; use op='sum'", "op='max'",
+            "the tensor is conjugated or negated when it is read"]
 
 
 def in_part_of_the_ranks():
