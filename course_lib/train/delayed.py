@@ -27,7 +27,8 @@ class Delayed(Bucketed):
 
     The gradient applied was computed with parameters `delay` updates old, so the mathematics change; `delay=0` is
     `Bucketed`. The gradient takes `delay` + 1 times its memory. `zero_grad()` belongs after every step, as always.
-    Once, at the end of the first window, its gradient is waited for, to rebuild the buckets (`rebuild=False`, or a
+    With a `comm_hook` a gradient travels no further than the first gradient of the window after. Once, at the end of
+    the first window, its gradient is waited for, to rebuild the buckets (`rebuild=False`, or a
     `plan`: never).
 
     The gradients under way are part of `state_dict()`, by parameter name: a run that is resumed applies them.
@@ -55,6 +56,16 @@ class Delayed(Bucketed):
             self._idle.append(self.reducer)
             self._take_oldest()
             yield len(self._under_way)
+
+    def _before_synchronised_backward(self) -> None:
+        """A hook may remember what it left out, for the next gradient: it needs the window before to have arrived."""
+        if self.reducer.hook is not None and self._under_way:
+            try:
+                self._under_way[-1][0].wait()
+            except Exception:
+                self._under_way.pop()  # it never becomes a gradient
+                raise
+        super()._before_synchronised_backward()
 
     def _finish(self) -> None:
         if self._observe:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn, optim
+from torch.futures import Future
 
+from course_lib.compress import TopK, hook
 from course_lib.launch import run
 from course_lib.train.bucketed import Bucketed
 from course_lib.train.data import count_of
@@ -174,6 +178,48 @@ def flushed(model, optimizer) -> torch.Tensor:
         optimizer.step()
         optimizer.zero_grad()
     return parameters(model)
+
+
+class Late:
+    """A collective that arrives 50 ms after it did."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def get_future(self) -> Future:
+        future: Future = Future()
+
+        def arrive() -> None:
+            time.sleep(0.05)
+            self._work.wait()
+            future.set_result(None)
+        threading.Thread(target=arrive).start()
+        return future
+
+
+class SlowTopK(TopK):
+    def phases(self, bucket):
+        rest = super().phases(bucket)
+        yield Late(next(rest))
+        yield from rest
+
+
+@on_ranks
+def error_feedback():
+    """Top-k with its residual, and steps that leave no time to a gradient before the next."""
+    ends = []
+    for kind in (TopK, SlowTopK):
+        module = model_of()
+        kept = kind(module, k=0.2)
+        model = Delayed(module, 1, SMALL, comm_hook=hook, hook_state=kept, rebuild=False)
+        optimizer = make_optimizer(model.parameters())
+        steps(model, optimizer, range(4))
+        ends.append((flushed(model, optimizer), kept.updates))
+    return torch.equal(ends[0][0], ends[1][0]), [updates for _, updates in ends]
+
+
+def test_a_hook_remembers_the_window_before_on_a_slow_wire_too(got) -> None:
+    assert got(error_feedback) == [(True, [4, 4])] * 2
 
 
 @on_ranks
