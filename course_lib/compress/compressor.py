@@ -23,6 +23,7 @@ from course_lib.compress.second import second
 from course_lib.launch.wire import Wire
 from course_lib.train.bucket import Bucket
 from course_lib.train.control import Control, ranks_text
+from course_lib.train.unchanged import stored_shape
 
 Phases = Iterator[dist.Work]
 
@@ -58,8 +59,13 @@ class Compressor(ABC):
         self.size, self.rank = len(self.ranks), dist.get_rank(self.group)
         self.on_nonfinite = on_nonfinite
         self.settings = {"scheme": self.scheme, **settings}
-        self.shapes = {n: tuple(p.shape) for n, p in module.named_parameters() if p.requires_grad}
-        self._name_of = {id(p): n for n, p in module.named_parameters() if p.requires_grad}
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        if imaginary := [n for n, p in trainable.items() if p.is_complex()]:
+            raise ValueError(f"{imaginary[0]!r} is complex, and {name} compresses real numbers; make the parameter "
+                             "real and take torch.view_as_complex() of it in the forward")
+        self.shapes = {n: stored_shape(p) for n, p in trainable.items()}
+        """As the values lie in a bucket: the shape, with its dimensions in their order in memory."""
+        self._name_of = {id(p): n for n, p in trainable.items()}
         self.memories: dict[str, Memory] = {}
         self.updates = 0
         """Backward passes that were sent in full."""

@@ -32,6 +32,7 @@ from course_lib.train.broadcast import broadcast_module
 from course_lib.train.control import Control, SynchronizationError, ranks_text
 from course_lib.train.hooks import Slot, attach
 from course_lib.train.status import Call, Progress, Status, verdict
+from course_lib.train.unchanged import AsWrapped, dense_strides
 
 
 class Strategy(nn.Module):
@@ -45,6 +46,9 @@ class Strategy(nn.Module):
     and training can go on. What one rank did and another did not is a `SynchronizationError` on all.
     Wrapping a module again takes it over; the older wrapper refuses further use.
     """
+
+    moves_parameters = False
+    """Does the strategy itself change the shape of parameters?"""
 
     find_unused = True
     """May a window leave a parameter without a gradient on every rank? Its `.grad` then stays None."""
@@ -61,12 +65,16 @@ class Strategy(nn.Module):
                 raise ValueError(f"{path or type(part).__name__!r} makes sparse gradients; build it with sparse=False")
         if lazy := [n for n, p in module.named_parameters() if is_lazy(p)]:
             raise ValueError(f"{name}: {lazy[0]!r} has no shape yet; run one forward before wrapping")
+        if meta := [n for n, p in module.named_parameters() if p.is_meta]:
+            raise ValueError(f"{name}: {meta[0]!r} is on the meta device and has no values; call to_empty() and "
+                             "initialise the module before wrapping")
         self.module, self.op = module, op
         self.group = dist.group.WORLD if process_group is None else process_group
         self.control = Control(self.group)
         self.slots = [Slot(i, n, p) for i, (n, p) in enumerate(
             (n, p) for n, p in module.named_parameters() if p.requires_grad)]
-        self._frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._as_wrapped = AsWrapped(module, whole=not self.moves_parameters)
         if not self.slots:
             raise ValueError(f"{name}: no parameter of {type(module).__name__} requires a gradient, nothing to reduce")
         self.window = self.steps = 0
@@ -81,17 +89,21 @@ class Strategy(nn.Module):
     def _start(self, *settings: Any) -> None:
         """Last line of a subclass's `__init__`: compare models and settings, broadcast, hook the parameters.
         Raises `SynchronizationError` naming the ranks that were given another model or other `settings`."""
-        model = [(n, tuple(t.shape), str(t.dtype), t.requires_grad) for n, t in
+        model = [(n, tuple(t.shape), str(t.dtype), t.requires_grad and dense_strides(t)) for n, t in
                  (*self.module.named_parameters(), *self.module.named_buffers())]
         digest = hashlib.sha256(repr((type(self).__name__, self.op, settings, model)).encode()).digest()
         theirs = self.control.exchange(digest, f"the start of {type(self).__name__}")
         if other := [r for r, d in zip(self.control.ranks, theirs) if d != theirs[0]]:
             raise SynchronizationError(
                 f"{ranks_text(other)} wrapped another model, or wrapped it with other settings, than rank "
-                f"{self.control.ranks[0]}; give every rank the same parameters (name, shape, dtype, frozen or not) "
-                "and settings")
+                f"{self.control.ranks[0]}; give every rank the same parameters (name, shape, dtype, order in memory, "
+                "frozen or not) and settings")
         broadcast_module(self.module, self.group)
         self._detach = attach(self)
+
+    def __getstate__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} belongs to its ranks and cannot be copied or pickled; copy "
+                        "model.module (an average of weights too), or save model.state_dict()")
 
     def close(self) -> None:
         """Take the hooks off the parameters. The module can then be wrapped by something else."""
@@ -147,6 +159,10 @@ class Strategy(nn.Module):
         """Collectives issued since the ranks last compared notes and not waited for."""
         return 0
 
+    def _touched(self) -> bool:
+        """Did the training loop change a gradient that was on the wire?"""
+        return False
+
     # bookkeeping
 
     def _before_forward(self) -> None:
@@ -156,30 +172,33 @@ class Strategy(nn.Module):
             if self.progress.running:
                 self._agree(Call.GIVE_UP)
             self.progress.in_backward = False
-        if thawed := [n for n, p in self._frozen if p.requires_grad]:
-            raise RuntimeError(f"{thawed[0]!r} was frozen when the module was wrapped, so its gradient would never be "
-                               "sent; wrap the module again after unfreezing")
+        if not self.progress.forwards or any(p.requires_grad for p in self._frozen):
+            self._as_wrapped.refuse_change(self.module)
         self._failed = False
         self.progress.forwards += 1
-        self.progress.armed = self._sync
+        self.progress.armed, self.progress.asked = self._sync, True
 
     def accumulated(self, slot: Slot) -> None:
         progress = self.progress
         if not progress.in_backward:
-            progress.in_backward, progress.running, progress.armed = True, progress.armed, False
+            if torch.is_grad_enabled():
+                raise RuntimeError("backward(create_graph=True): what is sent could not be differentiated again. Take "
+                                   "the inner derivative with torch.autograd.grad(…, create_graph=True), and run one "
+                                   "plain backward() of the loss it is part of")
+            progress.begin_backward()
             Variable._execution_engine.queue_callback(self._end_backward)
             if progress.running:
                 self._before_synchronised_backward()
+        if (grad := slot.param.grad) is not None and grad.is_sparse:
+            raise RuntimeError(f"the gradient of {slot.name!r} is sparse, and gradients are sent dense; leave out "
+                               "sparse=True where the parameter is used")
         progress.seen |= slot.bit
         self._gradient_ready(slot)
 
     def _end_backward(self) -> None:
         progress = self.progress
-        progress.in_backward = False
-        progress.backwards += 1
-        progress.loose = not progress.running
+        progress.end_backward()
         if progress.running:
-            progress.synced += 1
             self._after_synchronised_backward()
 
     def unsum(self, slot: Slot) -> None:
@@ -193,7 +212,7 @@ class Strategy(nn.Module):
     def _agree(self, call: Call) -> None:
         """Compare notes with all ranks. Returns if all is well; else every rank drops the window and raises
         (a rank whose own backward raised has had its exception and is only warned)."""
-        mine = self.progress.status(call, self.window, self._launched(), self.steps)
+        mine = self.progress.status(call, self.window, self._launched(), self.steps, self._touched())
         notes = self.control.exchange(mine.pack(len(self.slots)), f"the end of window {self.window}")
         if mine.whole and mine.seen == self._all and notes.count(notes[0]) == len(notes):  # as nearly always
             self._union = self._all

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
+
+from course_lib.train.unchanged import dense_strides
 
 
 class Bucket:
     """Gradients that travel together. A comm hook sees it as it sees DDP's `GradBucket`.
 
     `order` is the bucket's number in launch order. The flat buffer has the parameters' dtype and
-    device and holds their gradients one after the other, each contiguous in the parameter's shape.
+    device and holds their gradients one after the other, each in its parameter's order in memory.
     """
 
     def __init__(self, order: int, params: Sequence[nn.Parameter], last: bool) -> None:
         self.order, self._params, self._last = order, list(params), last
         total = sum(p.numel() for p in params)
         self.flat = torch.zeros(total, dtype=params[0].dtype, device=params[0].device)
-        self.views: list[torch.Tensor] = []
-        start = 0
-        for p in params:
-            # .data: the same memory, but not a view to autograd, so that `.grad.detach_()` stays allowed
-            self.views.append(self.flat[start:start + p.numel()].view(p.shape).data)
-            start += p.numel()
+        ends = list(accumulate(p.numel() for p in params))
+        self._places = [(p.shape, dense_strides(p), end - p.numel()) for p, end in zip(params, ends)]
+        self.views = [self._view(*place) for place in self._places]
+        self._addresses = [view.data_ptr() for view in self.views]
         self.bytes = total * self.flat.element_size()
         self.waiting = len(params)
         self.first_ready = self.full = 0
+
+    def _view(self, shape: torch.Size, strides: tuple[int, ...], start: int) -> torch.Tensor:
+        # .data: the same memory, but not a view to autograd, so that `.grad.detach_()` stays allowed
+        return self.flat.as_strided(shape, strides, start).data
+
+    def hold(self) -> None:
+        """Make again the views that `param.grad.data = …` has led elsewhere."""
+        for i, (view, address) in enumerate(zip(self.views, self._addresses)):
+            if view.data_ptr() != address:
+                self.views[i] = self._view(*self._places[i])
 
     # what DDP's GradBucket offers to a comm hook
 

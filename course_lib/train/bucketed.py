@@ -102,9 +102,10 @@ class Bucketed(Strategy):
         except LateGradient:
             self.progress.running = True  # this backward has spoilt what is on the wire
             raise SynchronizationError(
-                f"rank {dist.get_rank()}: {slot.name!r} got another gradient while its bucket was on the wire. Call "
-                "finish_gradient_synchronization() between two backward passes, or run the forward of all but the "
-                "last under no_sync(). With checkpointing, use use_reentrant=False") from None
+                f"rank {dist.get_rank()}: {slot.name!r} got another gradient while its bucket was on the wire. Add "
+                "up the losses of one forward; call finish_gradient_synchronization() between two backward passes, or "
+                "run the forward of all but the last under no_sync(). With checkpointing, use use_reentrant=False"
+                ) from None
 
     def _after_synchronised_backward(self) -> None:
         """Gradients that did not come contribute what earlier micro-steps left, or zero, so that every rank
@@ -148,6 +149,9 @@ class Bucketed(Strategy):
 
     def _launched(self) -> int:
         return self.reducer.launched
+
+    def _touched(self) -> bool:
+        return self.reducer.written_to()
 
     def _drain(self, launched: int) -> None:
         self.reducer.launch_up_to(launched)

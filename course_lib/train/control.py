@@ -6,6 +6,7 @@ issues pairs up with the wrong one. So before anybody waits for gradients, all r
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from datetime import timedelta
@@ -14,6 +15,10 @@ import torch
 import torch.distributed as dist
 
 from course_lib.launch import control_group
+
+_FRAME, _TITLE, _LENGTH = 256, 64, 8
+"""Bytes: what travels is a multiple of the first, and begins with where its rank is and how long its payload is. gloo
+ends the process where the lengths of an exchange differ."""
 
 _of_group: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -35,18 +40,27 @@ class Control:
         self._channel = _channel(group, self.ranks) if self.size > 1 else None
 
     def exchange(self, payload: bytes, what: str) -> list[bytes]:
-        """Everybody's payload, in rank order; all must have the same length. Waits for all ranks. Raises
-        `SynchronizationError` naming the ranks that did not come within `timeout_s`; `what` says to what."""
+        """Everybody's payload, in rank order; all must have about the same length. Waits for all ranks. Raises
+        `SynchronizationError` naming the ranks that did not come within `timeout_s`, or came from another place in
+        the program; `what` says to what."""
         if self._channel is None:
             return [payload]
         self._calls += 1
-        mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        theirs = list(torch.empty(self.size, len(payload), dtype=torch.uint8))
+        frame = what.encode()[:_TITLE].ljust(_TITLE, b"\0") + len(payload).to_bytes(_LENGTH, "little") + payload
+        mine = torch.frombuffer(bytearray(frame + bytes(-len(frame) % _FRAME)), dtype=torch.uint8)
+        theirs = list(torch.empty(self.size, len(mine), dtype=torch.uint8))
         try:
             dist.all_gather(theirs, mine, group=self._channel, async_op=True).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, TimeoutError) as error:
             raise SynchronizationError(self._absent(what, error)) from error
-        return [bytes(t.numpy()) for t in theirs]
+        frames = [bytes(t.numpy()) for t in theirs]
+        titles = [frame[:_TITLE].rstrip(b"\0").decode(errors="replace") for frame in frames]
+        if len(set(map(_place, titles))) > 1:
+            where = ", ".join(f"rank {rank} at {title}" for rank, title in zip(self.ranks, titles))
+            raise SynchronizationError(f"the ranks are at different places ({where}); make the same calls, as "
+                                       "often, on every rank")
+        start = _TITLE + _LENGTH
+        return [frame[start:start + int.from_bytes(frame[_TITLE:start], "little")] for frame in frames]
 
     def _absent(self, what: str, error: Exception) -> str:
         """Who is missing? Those who wait sign a list in the store; whoever has not signed is not here."""
@@ -62,6 +76,11 @@ class Control:
         who = ranks_text(missing) if missing else "another rank"
         return (f"{me} waited for {who} at {what}, but {who} did not come within {self.timeout_s:g} s or has ended "
                 f"({str(error).splitlines()[0]}). Every rank must run the same number of windows.")
+
+
+def _place(title: str) -> str:
+    """What two ranks must have in common to be told what differs by those who compare the payloads."""
+    return "the start" if title.startswith("the start of ") else re.sub(r"\d+", "", title)
 
 
 def _channel(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:

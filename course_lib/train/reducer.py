@@ -43,8 +43,9 @@ class Reducer:
         self.buckets: list[Bucket] = []
         self.flying: list[tuple[Bucket, Any]] = []
         self.ready_ns = [0] * len(self.params)
-        self._place: list[tuple[Bucket, torch.Tensor]] = []
+        self._place: list[tuple[Bucket, int]] = []
         self._arrived = [False] * len(self.params)
+        self._versions: list[int | None] = [None] * len(self.params)
         self.launched = 0
         """Buckets on the wire, a prefix of `buckets`."""
 
@@ -62,11 +63,11 @@ class Reducer:
                    default=-1)  # a bucket without elements is never launched
         self.buckets = [Bucket(i, [self.params[j] for j in members], i == last)
                         for i, members in enumerate(self.assignment)]
-        place = {j: (bucket, view) for bucket, members in zip(self.buckets, self.assignment)
-                 for j, view in zip(members, bucket.views)}
+        place = {j: (bucket, k) for bucket, members in zip(self.buckets, self.assignment)
+                 for k, j in enumerate(members)}
         self._place = [place[j] for j in range(len(self.params))]
         if self.as_view:
-            for param, (_, view) in zip(self.params, self._place):
+            for param, view in zip(self.params, self.views()):
                 if param.grad is not None:
                     view.copy_(param.grad)
                     param.grad = view
@@ -75,6 +76,7 @@ class Reducer:
         """Before the first gradient of a synchronised backward."""
         for bucket in self.buckets:
             bucket.waiting = len(bucket.views)
+            bucket.hold()
         self._arrived = [False] * len(self.params)
         self.launched = 0
 
@@ -83,8 +85,10 @@ class Reducer:
         if self._arrived[index]:
             raise LateGradient
         self._arrived[index] = True
-        bucket, view = self._place[index]
-        take_in(self.params[index], view, self.scale, self.as_view)
+        bucket, k = self._place[index]
+        param, view = self.params[index], bucket.views[k]
+        take_in(param, view, self.scale, self.as_view)
+        self._versions[index] = None if param.grad is None else param.grad._version
         self.ready_ns[index] = at = now()
         if bucket.waiting == len(bucket.views):
             bucket.first_ready = at
@@ -92,6 +96,13 @@ class Reducer:
         if not bucket.waiting:
             bucket.full = at
             self._launch_full()
+
+    def written_to(self) -> bool:
+        """Has a gradient been written to since it was put into a bucket that is on the wire? With a hook nobody knows,
+        because a hook may write to the views itself."""
+        return bool(self.flying) and self.hook is None and any(
+            version is not None and param.grad is not None and param.grad._version != version
+            for param, version in zip(self.params, self._versions))
 
     def missing(self) -> list[int]:
         """Parameters whose gradient has not come in this backward."""
@@ -128,13 +139,15 @@ class Reducer:
 
     def views(self) -> list[torch.Tensor]:
         """Where the gradient of each parameter lies in the buckets."""
-        return [view for _, view in self._place]
+        return [bucket.views[k] for bucket, k in self._place]
 
     def deliver(self, used: Sequence[bool]) -> None:
         """Make `.grad` of every parameter what its bucket holds. `used[i]` is False for a parameter that no
-        rank used in this window: it keeps what it has, which may be None."""
-        for i, (param, (_, view)) in enumerate(zip(self.params, self._place)):
-            if param.grad is view or (param.grad is None and not used[i]):
+        rank used in this window: it keeps what it has, which may be None. Without views, a gradient that the training
+        loop has dropped stays away, as a view would."""
+        for i, (param, view) in enumerate(zip(self.params, self.views())):
+            dropped = not self.as_view and self._versions[i] is not None
+            if param.grad is view or (param.grad is None and (dropped or not used[i])):
                 continue
             if self.as_view:
                 param.grad = view

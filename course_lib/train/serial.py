@@ -43,6 +43,7 @@ class SerialAllReduce(Strategy):
         """Replace every gradient by its mean or sum over the ranks, one blocking collective after the other.
         `.grad` becomes a view into the buffer that travelled, so that the next window need not copy it there."""
         for slots, part in self._parts:
+            part.hold()
             for slot, view in zip(slots, part.views):
                 self.unsum(slot)
                 take_in(slot.param, view, self._scale)

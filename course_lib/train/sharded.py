@@ -62,6 +62,8 @@ class Sharded(Strategy):
     units travel at once, since a rank cannot know what the others still wait for.
     """
 
+    moves_parameters = True
+
     def __init__(self, module: nn.Module, stage: int, units: Sequence[str] | None = None, prefetch: int = 1,
                  find_unused: bool = False, whole_gradients: bool = False, op: str = "mean",
                  process_group: dist.ProcessGroup | None = None) -> None:
@@ -113,6 +115,10 @@ class Sharded(Strategy):
     def gathered(self) -> AbstractContextManager[None]:
         """Inside the block every parameter is whole. Collective call; changes made inside are lost."""
         return self.gathers.gathered()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("the parameters are spread over the ranks and cannot be copied or pickled with their wrapper; "
+                        "save full_state_dict(), called on every rank")
 
     def close(self) -> None:
         """As for any strategy, and before something else wraps the module. Every rank calls it, because the parameters

@@ -123,6 +123,12 @@ class Gathers:
             if unit.gather():
                 self.issued = (self.issued * 1_000_003 + unit.index + 1) % 2**61
 
+    def refuse_graph(self) -> None:
+        if torch.is_grad_enabled() and not self._keep:
+            raise RuntimeError("create_graph=True in ZeRO stage 3: a backward pass frees the parameters behind it, and "
+                               "the derivative of this one would need them again; use stage 1 or 2 for a loss that "
+                               "contains gradients")
+
     # hooks
 
     def before_forward(self, station: Station) -> None:
@@ -165,22 +171,35 @@ def _in_backward() -> bool:
 def _needed(gathers: weakref.ref[Gathers], index: int) -> Callable[[torch.Tensor], None]:
     def hook(_grad: torch.Tensor) -> None:
         if (me := gathers()) is not None:
+            me.refuse_graph()
             me.need(me.stations[index])
     return hook
 
 
 def _hooks(gathers: weakref.ref[Gathers], index: int, module: nn.Module) -> Iterator[Any]:
     """Weak, so that a module does not keep the shards of an old wrapper alive."""
-    def before(_module: nn.Module, _inputs: Any) -> None:
-        if (me := gathers()) is not None:
+    def mine(called: nn.Module) -> Gathers | None:
+        """None for a copy of the module, which has a copy of its hooks."""
+        me = gathers()
+        return me if me is not None and me.stations[index].module is called else None
+
+    def before(called: nn.Module, _inputs: Any) -> None:
+        if (me := mine(called)) is not None:
             me.before_forward(me.stations[index])
 
-    def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if (me := gathers()) is not None:
+    def after(called: nn.Module, _inputs: Any, output: Any) -> None:
+        if (me := mine(called)) is not None:
             me.after_forward(me.stations[index], output)
 
-    yield module.register_forward_pre_hook(before)
+    def saved(_module: nn.Module, _prefix: str, keep_vars: bool) -> None:
+        if gathers() is not None and not keep_vars:  # with keep_vars, who asks wants to know which parameters there are
+            raise RuntimeError("the parameters are spread over the ranks, and what is gathered is freed again: save "
+                               "full_state_dict() of the wrapper, called on every rank")
+
+    # before the module's own, which may use its parameters, as weight_norm's does
+    yield module.register_forward_pre_hook(before, prepend=True)
     yield module.register_forward_hook(after)
+    yield module.register_state_dict_pre_hook(saved)
 
 
 def _remove(handles: list) -> None:

@@ -36,7 +36,7 @@ class Status:
     backwards: int
     synced: int
     loose: int
-    """1 if the last backward pass of the window ran under no_sync()."""
+    """1 if the last backward pass of the window ran under no_sync(), 2 if no forward pass came before it."""
     broken: int
     """1 if the last backward pass raised."""
     launched: int
@@ -47,29 +47,32 @@ class Status:
     """1 if the last forward pass ran outside no_sync() and had no backward pass yet."""
     places: int = 0
     """After how many other collectives of the group each bucket of this window left, as one number."""
+    touched: int = 0
+    """1 if a gradient on the wire was changed."""
     seen: int = 0
 
     @property
     def whole(self) -> bool:
         """Nothing is wrong with this window as far as one rank can tell (unused parameters apart)."""
         return (self.call <= Call.SYNC and self.backwards > 0 and self.synced > 0
-                and not self.loose and not self.broken)
+                and not self.loose and not self.broken and not self.touched)
 
     def pack(self, parameters: int) -> bytes:
-        head = struct.pack("<11q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
-                           self.broken, self.launched, self.steps, self.armed, self.places)
+        head = struct.pack("<12q", self.call, self.window, self.forwards, self.backwards, self.synced, self.loose,
+                           self.broken, self.launched, self.steps, self.armed, self.places, self.touched)
         return head + self.seen.to_bytes(parameters // 8 + 1, "little")
 
     @classmethod
     def unpack(cls, data: bytes) -> Status:
-        call, *numbers = struct.unpack("<11q", data[:88])
-        return cls(Call(call), *numbers, seen=int.from_bytes(data[88:], "little"))
+        call, *numbers = struct.unpack("<12q", data[:96])
+        return cls(Call(call), *numbers, seen=int.from_bytes(data[96:], "little"))
 
 
 class Progress:
     """This rank's side of the window that is open now. Written by hooks, so it is small and plain."""
 
-    __slots__ = ("armed", "backwards", "forwards", "in_backward", "loose", "places", "running", "seen", "synced")
+    __slots__ = ("armed", "asked", "backwards", "forwards", "in_backward", "loose", "places", "running", "seen",
+                 "synced", "unasked")
 
     def __init__(self) -> None:
         self.forwards = self.backwards = self.synced = self.seen = self.places = 0
@@ -79,11 +82,23 @@ class Progress:
         """The present (or last) backward is synchronised."""
         self.in_backward = False
         """A backward began and has not come to its end."""
-        self.loose = False
+        self.asked = self.unasked = False
+        """A forward came since the last backward began; the present (or last) backward had none before it."""
+        self.loose = 0
 
-    def status(self, call: Call, window: int, launched: int, steps: int) -> Status:
+    def begin_backward(self) -> None:
+        self.in_backward, self.running, self.armed = True, self.armed, False
+        self.unasked, self.asked = not self.asked, False
+
+    def end_backward(self) -> None:
+        self.in_backward = False
+        self.backwards += 1
+        self.synced += self.running
+        self.loose = 0 if self.running else 1 + self.unasked
+
+    def status(self, call: Call, window: int, launched: int, steps: int, touched: bool) -> Status:
         return Status(call, window, self.forwards, self.backwards, self.synced, self.loose, self.in_backward, launched,
-                      steps, self.armed, self.places, self.seen)
+                      steps, self.armed, self.places, touched, self.seen)
 
     def left(self, others: int) -> None:
         """A bucket leaves after that many other collectives."""
@@ -110,6 +125,15 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
                            for r, s in zip(ranks, statuses))
         return (f"{window}: {ranks_text(bad)} skipped a backward pass ({counts}); run every backward pass on every "
                 "rank, with a loss of 0 where there is nothing to learn")
+    if bad := where(lambda s: s.loose == 2 and not s.forwards):
+        return (f"{window}: the backward passes of {ranks_text(bad)} had no forward pass of the wrapper before them, "
+                "so nothing was sent; call model(…) and not model.module(…), and checkpoint with use_reentrant=False")
+    if bad := where(lambda s: s.loose == 2):
+        return (f"{window}: {ranks_text(bad)} ran two backward passes without a forward pass between them, and only "
+                "the first was sent; add up the losses and run one backward pass, or one after each forward pass")
+    if bad := where(lambda s: s.touched):
+        return (f"{window}: a gradient of {ranks_text(bad)} was changed while it was on the wire; clip, unscale, "
+                "average and zero gradients after finish_gradient_synchronization(), not before it")
     if bad := where(lambda s: s.armed and (s.loose or not s.synced)):
         return (f"{window}: the last forward pass of {ranks_text(bad)} ran outside no_sync() but had no backward pass, "
                 "so the gradients were not sent; give a micro-step that is skipped on all ranks a loss of 0 instead")

@@ -120,27 +120,42 @@ def test_tied_frozen_unused_and_half_precision_parameters() -> None:
                     assert torch.allclose(grad, dense, rtol=0.02, atol=0.02 * float(dense.abs().sum())), (case, scheme)
 
 
-def channels_last():
-    """DDP lays a gradient out as its parameter lies in memory, which is not always the order of its indices."""
+def other_orders():
+    """DDP and our reducer lay a gradient out as its parameter lies in memory, which is not always the order of its
+    indices."""
     torch.manual_seed(0)
     x, out = torch.randn(2, 5, 6, 6), {}
-    for name, state_of in {"dense": None, "topk": lambda m: TopK(m, k=1.0), "onebit": OneBit,
-                           "powersgd": lambda m: PowerSGD(m, rank=99, min_saving=0.0)}.items():
-        torch.manual_seed(1)
-        model = torch.nn.Conv2d(5, 7, 3).to(memory_format=torch.channels_last)
-        hooked = {"comm_hook": hook, "hook_state": state_of(model)} if state_of else {}
-        wrapped = wrap("ddp", model, **hooked)  # a DDP that nobody holds reduces nothing
-        wrapped(x).square().sum().backward()
-        out[name] = model.weight.grad
+    for reducer in ("ddp", "bucketed"):
+        for name, state_of in {"dense": None, "topk": lambda m: TopK(m, k=1.0), "onebit": OneBit,
+                               "powersgd": lambda m: PowerSGD(m, rank=99, min_saving=0.0)}.items():
+            torch.manual_seed(1)
+            model = torch.nn.Conv2d(5, 7, 3).to(memory_format=torch.channels_last)
+            hooked = {"comm_hook": hook, "hook_state": state_of(model)} if state_of else {}
+            wrapped = wrap(reducer, model, **hooked)  # a DDP that nobody holds reduces nothing
+            wrapped(x).square().sum().backward()
+            wrapped.finish_gradient_synchronization()
+            out[reducer, name] = model.weight.grad
+        turned = Given({"matrix": (30, 20)})
+        turned.matrix = torch.nn.Parameter(torch.zeros(20, 30).t())
+        wrapped = wrap(reducer, turned, comm_hook=hook, hook_state=PowerSGD(turned, rank=1))
+        outer = torch.outer(torch.arange(30.0), torch.linspace(1, 2, 20))
+        wrapped({"matrix": outer}).backward()
+        wrapped.finish_gradient_synchronization()
+        out[reducer, "rank 1"] = turned.matrix.grad, outer
+    with pytest.raises(ValueError, match="'a' is complex, and TopK compresses real numbers"):
+        TopK(Given({"a": (3,)}, torch.complex64), k=0.1)
     return out
 
 
 def test_parameters_that_do_not_lie_in_the_order_of_their_indices() -> None:
-    (got,) = run(channels_last, ranks=1, fabric="loopback")
-    dense = got["dense"]
-    torch.testing.assert_close(got["topk"], dense)
-    torch.testing.assert_close(got["powersgd"], dense, rtol=1e-3, atol=1e-3 * float(dense.abs().max()))
-    torch.testing.assert_close(got["onebit"], torch.copysign(dense.abs().mean(), dense))
+    (got,) = run(other_orders, ranks=1, fabric="loopback")
+    dense = got["ddp", "dense"]
+    for reducer in ("ddp", "bucketed"):
+        torch.testing.assert_close(got[reducer, "dense"], dense)
+        torch.testing.assert_close(got[reducer, "topk"], dense)
+        torch.testing.assert_close(got[reducer, "powersgd"], dense, rtol=1e-3, atol=1e-3 * float(dense.abs().max()))
+        torch.testing.assert_close(got[reducer, "onebit"], torch.copysign(dense.abs().mean(), dense))
+        torch.testing.assert_close(*got[reducer, "rank 1"], rtol=1e-4, atol=1e-3)
 
 
 def torch_hooks():
