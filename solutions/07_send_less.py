@@ -23,6 +23,8 @@ from course_lib import lab
 lab.begin(submission)
 
 # %% id="imports"
+from functools import partial
+
 from course_lib import show
 from course_lib.lab.lines import lines
 from course_lib.lab.pays import Cost, even_profile, pays_below, predicted
@@ -31,11 +33,13 @@ from course_lib.lab.sliders import sliders
 from course_lib.lab.workbench_compressed import accuracies, compressed_runs, host_costs, top_k_bytes
 from course_lib.lab.workbench_resume import resumed
 from course_lib.launch import Fabric, RunTimeout, run
+from course_lib.launch.measure import measure
 from course_lib.simulate.buckets import MB
 from course_lib.tune import compare
 
 slow, fast = (Fabric(gbit=gbit, latency_us=500, kind=fabric) for gbit in (0.2, 2.0))
 repeats = 3 if quick else 7
+gradient_mb, layers = (2.0, 4) if quick else (4.0, 8)
 
 # %% [markdown] id="symbols"
 # ## The words
@@ -43,7 +47,7 @@ repeats = 3 if quick else 7
 # | symbol | meaning |
 # |---|---|
 # | W | the number of ranks |
-# | G | bytes of the whole gradient in float32; here 4 MB (MB is 2²⁰ bytes) |
+# | G | bytes of the whole gradient in float32; here 4 MB, 2 with `quick=True` (MB is 2²⁰ bytes) |
 # | Tc | all compute of an update |
 # | Tm | one all-reduce of all G bytes; r = Tm/Tc |
 # | k | the share of a gradient's entries that top-k sends; 0.01 is 1 % |
@@ -68,14 +72,17 @@ lab.predict("7.fast", "Ten times faster a wire. Which scheme gives the shortest 
 # %% [markdown] id="baseline-text"
 # ## The baseline
 #
-# The work is sized so that r = 2: communication takes twice as long as compute. The gradient travels in buckets of 1 MB
+# The work is sized so that r = 2: communication takes twice as long as compute. The gradient travels in four buckets
 # under backward, as in lab 04.
 
 # %% id="baseline"
-load = lab.calibrate(2.0, slow, ranks=ranks, gradient_mb=4.0, layers=8)
-baseline = compare(load.model, {"buckets": ("bucketed", {"bucket_mb": 1, "first_bucket_mb": None})}, ranks=ranks,
-                   fabric=slow, repeats=repeats)["buckets"]
-Tc, Tm = (load.forward_ms + load.backward_ms) / 1e3, load.link.cost(load.gradient_mb * MB)
+shorter = {"sizes": (MB // 4, MB, 2 * MB)} if quick else {}
+link = run(partial(measure, **shorter), ranks=ranks, fabric=slow)[0]
+load = lab.calibrate(2.0, slow, ranks=ranks, gradient_mb=gradient_mb, layers=layers, link=link)
+quarter_mb = gradient_mb / 4
+baseline = compare(load.model, {"buckets": ("bucketed", {"bucket_mb": quarter_mb, "first_bucket_mb": None})},
+                   ranks=ranks, fabric=slow, repeats=repeats)["buckets"]
+Tc, Tm = (load.forward_ms + load.backward_ms) / 1e3, load.link.cost(gradient_mb * MB)
 print(f"Tc = {Tc * 1e3:.0f} ms, Tm = {Tm * 1e3:.0f} ms")
 print(f"step {baseline.median_s * 1e3:.0f} ms, of which exposed {baseline.exposed_s * 1e3:.0f} ms")
 show.figure(baseline.timeline, limit_ns=round(max(Tc, Tm) * 1e9), title="Overlapped, and still waiting for the wire")
@@ -196,7 +203,7 @@ lab.check("7.3", TopK)
 
 # %% id="own"
 own = {"your Half": Half, "your OneBit": OneBit, "your TopK": lambda: TopK(0.01)}
-runs = compressed_runs(load, own, ranks=ranks, fabric=slow, repeats=repeats)
+runs = compressed_runs(load, own, ranks=ranks, fabric=slow, repeats=repeats, bucket_mb=quarter_mb)
 whole = runs["float32"].bytes
 for name, one in runs.items():
     kernel = f", {one.kernel_bytes:9,.0f} seen by the kernel" if one.kernel_bytes else ""
@@ -231,7 +238,8 @@ forgetting = {name: options | {"error_feedback": False} for name, options in sch
 momentum = {"float32": {"momentum": 0.9}, "top 1 %": forgetting["top 1 %"] | {"momentum": 0.9}}
 cases = {**{(n, "kept"): o for n, o in schemes.items()}, **{(n, "dropped"): o for n, o in forgetting.items()},
          **{(n, "momentum"): o for n, o in momentum.items()}}
-right = accuracies(cases, workers=4, steps=160 if quick else 400, seed=seed)
+training = {"steps": 100, "lr": 0.15} if quick else {"steps": 400, "lr": 0.1}
+right = accuracies(cases, workers=4, **training, seed=seed)
 for name in schemes:
     lost = f", without error feedback {right[name, 'dropped']:.0f} %" if (name, "dropped") in right else ""
     print(f"{name:>8}: {right[name, 'kept']:.0f} % right{lost}")
@@ -279,32 +287,32 @@ lines(formula, counted, x="k, % of the entries", y="bytes sent, as a multiple of
 
 # %% id="table"
 host = host_costs(repeats=3 if quick else 7)
-model = even_profile(round(load.gradient_mb * MB), load.layers, Tc)
+model = even_profile(round(gradient_mb * MB), load.layers, Tc)
 ring = 2 * (ranks - 1) / ranks  # bytes that a rank sends for each byte of gradient
 cost = {name: Cost(runs[name].bytes / whole * ring, host[name], 2 if name in ("1-bit", "PowerSGD") else 1)
         for name in SCHEMES}
-latency = {"a_s": load.link.a_s}
+sent = {"a_s": load.link.a_s, "bucket_bytes": quarter_mb * MB}
 print(f"{'scheme':>9} {'bytes':>7} {'right':>6} {'no residual':>12} {'host, ms/MB':>12} {'pays below':>13}")
 for name in SCHEMES:
-    border = pays_below(model, cost[name], cost["float32"], **latency)
+    border = pays_below(model, cost[name], cost["float32"], **sent)
     dropped = f"{right[name, 'dropped']:.0f} %" if (name, "dropped") in right else ""
     print(f"{name:>9} {runs[name].bytes / whole:7.1%} {right[name, 'kept']:4.0f} % {dropped:>12} "
           f"{host[name] * MB * 1e3:12.1f} {f'{border:.2f} Gbit/s' if border else '':>13}")
 
 # %% [markdown] id="table-why"
-# Read the last column with r in mind. The model computes for Tc and sends 4 MB; as soon as the link carries them within
-# Tc, they hide under backward, and compression has nothing left to win. A model with more gradient for its compute has
+# Read the last column with r in mind. The model computes for Tc and sends G; as soon as the link carries it within
+# Tc, it hides under backward, and compression has nothing left to win. A model with more gradient for its compute has
 # its border further to the right, and so has a machine on which compressing takes less time.
 #
 # Check two points of the prediction: the slow wire, and one that is ten times faster.
 
 # %% id="fast"
-quicker = compressed_runs(load, ranks=ranks, fabric=fast, repeats=repeats)
+quicker = compressed_runs(load, ranks=ranks, fabric=fast, repeats=repeats, bucket_mb=quarter_mb)
 rates = {"slow": (0.2, runs), "fast": (2.0, quicker)}
 for word, (gbit, measured) in rates.items():
     print(f"the {word} wire, {gbit:g} Gbit/s")
     for name in SCHEMES:
-        one, step_s = measured[name], predicted(model, gbit, cost[name], **latency).step_s
+        one, step_s = measured[name], predicted(model, gbit, cost[name], **sent).step_s
         print(f"  {name:>9}: step {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, predicted "
               f"{step_s * 1e3:4.0f}")
 best = min(SCHEMES, key=lambda name: quicker[name].median_s)
@@ -315,7 +323,7 @@ lab.compare("7.fast", best)
 
 # %% id="speeds" tags=["picture"]
 speeds = [0.05 * 1.25**i for i in range(19)]
-said = {name: [(gbit, predicted(model, gbit, cost[name], **latency).step_s * 1e3) for gbit in speeds]
+said = {name: [(gbit, predicted(model, gbit, cost[name], **sent).step_s * 1e3) for gbit in speeds]
         for name in SCHEMES}
 seen = {name: [(gbit, measured[name].median_s * 1e3) for gbit, measured in rates.values()] for name in SCHEMES}
 lines(said, seen, x="link, Gbit/s", y="step time, ms", log="xy", title="Where each scheme pays",
@@ -329,9 +337,9 @@ lines(said, seen, x="link, Gbit/s", y="step time, ms", log="xy", title="Where ea
 # has its own clock, and they take turns, update by update. Now the compute is real as well.
 
 # %% id="race"
-budgets = {"slow": 1.6 if quick else 10.0, "fast": 0.8 if quick else 5.0}
+budgets = {"slow": 0.8 if quick else 10.0, "fast": 0.4 if quick else 5.0}
 crawl = Fabric(gbit=0.05, kind=fabric)
-laps = {word: race(fabric=wire, ranks=ranks, seconds=budgets[word], seed=seed, look_every=2 if quick else 5)
+laps = {word: race(fabric=wire, ranks=ranks, seconds=budgets[word], seed=seed, look_every=3 if quick else 5)
         for word, wire in (("slow", crawl), ("fast", fast))}
 for word, found in laps.items():
     print(f"the {word} wire, after {budgets[word]:g} s")
@@ -477,7 +485,7 @@ for name, off in run(twins, ranks=ranks, fabric="loopback")[0].items():
 #
 # **PyTorch's PowerSGD hook can hang on gloo.** It has two phases, and it waits for the second inside the callback of
 # the first. With NCCL that wait is the GPU's. With gloo it blocks a thread that the collectives of other buckets need.
-# One bucket gets through, several do not. The second run below is ended after a few seconds:
+# One bucket gets through, several do not. The second run below is ended when its time is up:
 
 # %% id="hang"
 def two_phases(bucket_mb):
@@ -494,9 +502,9 @@ def two_phases(bucket_mb):
     return 6
 
 
-for bucket_mb in (25, 0.3):
+for bucket_mb, limit_s in ((25, 30), (0.3, 1 if quick else 3)):
     try:
-        print(f"buckets of {bucket_mb} MB: {run(two_phases, bucket_mb, ranks=ranks, timeout_s=3)[0]} updates")
+        print(f"buckets of {bucket_mb} MB: {run(two_phases, bucket_mb, ranks=ranks, timeout_s=limit_s)[0]} updates")
     except RunTimeout as stuck:
         print(f"buckets of {bucket_mb} MB: {str(stuck).splitlines()[0]}")
 
