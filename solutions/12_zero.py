@@ -257,14 +257,14 @@ lab.check("12.3", run_pass)
 # %% [markdown] id="own-text"
 # ## Your stage 3 on the wire
 #
-# Now `run_pass` and `ScatterBuckets` train a model on real ranks: 4 units of 1 MB, N = 2 micro-steps, a real AdamW on
-# each rank's part. The device is emulated, and sized so that the forward of a unit takes 1.3 times as long as its
-# gather. Beside it, in alternation: DDP, the library's stages, and stock FSDP2. At the end the parameters of all are
-# compared with DDP's.
+# Now `run_pass` and `ScatterBuckets` train a model on real ranks: 4 units of 1 MB (0.75 MB with `quick=True`), N = 2
+# micro-steps, a real AdamW on each rank's part. The device is emulated, and sized so that the forward of a unit takes
+# 1.3 times as long as its gather. Beside it, in alternation: DDP, the library's stages, and stock FSDP2. At the end the
+# parameters of all are compared with DDP's.
 
 # %% id="own"
 N = 2
-found = zero_runs(ScatterBuckets, run_pass, N, ranks=ranks, fabric=wire, repeats=repeats)
+found = zero_runs(ScatterBuckets, run_pass, N, mb=0.75 if quick else 1.0, ranks=ranks, fabric=wire, repeats=repeats)
 runs, costs, fed = found.runs, found.costs, found.fed
 print(f"of one unit: gather {costs.gather.cost(fed.bytes) * 1e3:.1f} ms, reduce-scatter "
       f"{costs.reduce.cost(fed.bytes) * 1e3:.1f} ms, forward {fed.Tf * 1e3:.1f} ms, backward {fed.Tb * 1e3:.1f} ms")
