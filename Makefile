@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml
 	  if [ -z "$$found" ]; then \
 	    echo "No suitable Python among: $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)." >&2; \
 	    echo "The course needs Python 3.11, 3.12 or 3.13 with its venv module (Debian: apt-get install python3-venv)." >&2; \
-	    echo "Name another one with: make PYTHON=/path/to/python3" >&2; \
+	    echo "Name another one with: make lab PYTHON=/path/to/python3" >&2; \
 	    exit 1; \
 	  fi; \
 	  echo "Setting up $(VENV) with $$($$found --version)"; \
@@ -69,7 +69,7 @@ $(STAMP): pyproject.toml
 	  $(PY) -m pip install --index-url "$(TORCH_INDEX)" "$$($(PY) -c '$(TORCH)')"; \
 	elif [ "$$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ]; then \
 	  echo "No NVIDIA device here. If pip starts to fetch gigabytes of CUDA libraries, stop it and"; \
-	  echo "name an index with CPU builds of torch: make TORCH_INDEX=ADDRESS"; \
+	  echo "name an index with CPU builds of torch: make lab TORCH_INDEX=ADDRESS"; \
 	fi; \
 	$(PY) -m pip install -e '.[test]'; \
 	touch $@

@@ -125,7 +125,7 @@ def test_without_a_suitable_python_one_sentence_says_what_to_do(checkout: Checko
     checkout.python("python3", suitable=False)
     done = checkout.run("make", "test")
     assert done.returncode != 0
-    assert "Python 3.11, 3.12 or 3.13" in done.stderr and "make PYTHON=" in done.stderr
+    assert "Python 3.11, 3.12 or 3.13" in done.stderr and "make lab PYTHON=" in done.stderr
     assert not (checkout.folder / ".venv").exists()
 
 

@@ -9,6 +9,8 @@ const node = (parent, name, attributes = {}, text = "") => {
   const made = name === "svg" || parent?.namespaceURI === SVG
     ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  // JupyterLab must not take keys meant for a control; its shortcuts match the focused element itself
+  if (name === "input" || name === "select") made.dataset.lmSuppressShortcuts = "true";
   if (text !== "") made.textContent = text;
   parent?.append(made);
   return made;

@@ -43,6 +43,8 @@ def test_solution_runs_in_jupyterlab_and_its_sliders_are_alive(browser, lab, wai
     ran = browser.execute_script(f"return {CELLS}.filter(c => c.model.type === 'code' && "
                                  "c.model.sharedModel.getSource().trim()).map(c => c.model.executionCount)")
     assert all(ran)
+    if any("explore_" in c.source for c in notebook.cells):
+        moves_by_key(browser, wait_for)
     if not any("show.explore(" in c.source for c in notebook.cells):
         return
     slider = "document.querySelector('.course-timeline input[type=range]')"
@@ -52,6 +54,18 @@ def test_solution_runs_in_jupyterlab_and_its_sliders_are_alive(browser, lab, wai
     before = browser.execute_script(said)
     browser.find_element("css selector", ".course-timeline input[type=range]").send_keys(Keys.ARROW_RIGHT)
     wait_for(lambda: browser.execute_script(said) != before, 10, "another picture")
+
+
+def moves_by_key(browser, wait_for) -> None:
+    """Every kind of slider that lives in the browser alone answers to the keyboard."""
+    from selenium.webdriver.common.keys import Keys
+    slider = ".jp-OutputArea input[type=range][data-key]"
+    browser.execute_script(f"document.querySelector('{slider}')?.scrollIntoView()")
+    wait_for(lambda: browser.execute_script(f"return document.querySelector('{slider}') != null"), 30, "the sliders")
+    control = browser.find_element("css selector", slider)
+    before = control.get_property("value")
+    control.send_keys(Keys.ARROW_LEFT if before == control.get_attribute("max") else Keys.ARROW_RIGHT)
+    wait_for(lambda: control.get_property("value") != before, 10, "a slider that moves by key")
 
 
 @pytest.mark.slow
