@@ -79,8 +79,8 @@ def compare(key: str, answer: Answer, unit: str | None = None, how: str = "measu
         f'<tr><th scope="row" style="{cell};font-weight:normal">{name}</th><td style="{cell}">{escape(value)}</td></tr>'
         for name, value in rows
     )
-    caption = f'<caption style="text-align:left;color:inherit">{escape(record["question"])}</caption>'
-    show(f"<table>{caption}{body}</table>", text)
+    question = escape(record["question"])  # above the table: a caption would be as narrow as the two numbers
+    show(f'<div style="color:inherit">{question}</div><table aria-label="{question}">{body}</table>', text)
 
 
 def _save(key: str, asked: dict, answer: Answer) -> None:
@@ -132,7 +132,8 @@ def _field(key: str, asked: dict):
         row = [field, widgets.Label(asked["unit"])]
     else:
         known = saved if saved in asked["choices"] else None
-        field = widgets.RadioButtons(options=asked["choices"], value=known, description="prediction")
+        field = widgets.RadioButtons(options=asked["choices"], value=known, description="prediction",
+                                     layout={"width": "max-content"})
         row = [field]
     said = widgets.HTML(_saved_sentence(saved, asked))
     said.add_class("course-prediction-state")
