@@ -23,7 +23,9 @@ from course_lib import lab
 lab.begin(submission)
 
 # %% id="imports"
-from course_lib import show
+from statistics import median
+
+from course_lib import overlap, show
 from course_lib.lab.input_pipeline import input_runs, readers
 from course_lib.lab.phase import phase
 from course_lib.lab.side_by_side import side_by_side
@@ -226,36 +228,49 @@ lab.check("6.2", step_time)
 # ready. With C below Tf + Tb, r < 1, the wire keeps up and that is nearly always so. With r > 1 every micro-step
 # leaves a little more, and the step grows towards N·C.
 #
-# One formula for all wires and all N; four points are measured.
+# One formula for all wires and all N; four points are measured. What a bucket costs is read off the runs that send
+# once: a bucket on the slow wire and one on the fast wire give a and β.
 
 # %% id="phase-runs"
-ready_s = [Tb * (j + 1) * bucket_mb / gradient_mb for j in range(len(plan))]
-
-
-def loss(gbit, N, link=load.link, gbit_of_link=1.0):
-    """How much longer every micro-step is than once, on a link of another speed, as a part of the step."""
-    cost_s = [link.a_s + link.beta_s_per_byte * size * gbit_of_link / gbit for size in plan.bytes]
-    once, every = (step_time(N, Tf, Tb, ready_s, cost_s, every) for every in (False, True))
-    return every / once - 1
-
-
-measured = {}
+found = {}
 ways = {"once": ("bucketed", {"bucket_mb": bucket_mb, "first_bucket_mb": None}),
         "every": ("every_step", {"bucket_mb": bucket_mb, "first_bucket_mb": None})}
 for gbit in (0.3, 1.6):
     other = Fabric(gbit=gbit, latency_us=1000, kind=fabric)
     for steps in (2, 4):
-        found = compare(load.model, ways, every=["every"], ranks=ranks, fabric=other, micro_steps=steps,
-                        repeats=repeats)
-        sent_once, sent_every = found["once"], found["every"]
-        measured[gbit, steps] = sent_every.median_s / sent_once.median_s - 1
-        print(f"{gbit} Gbit/s, N = {steps}: once {sent_once.median_s * 1e3:5.1f} ± {sent_once.spread_s * 1e3:.1f} ms, "
-              f"every {sent_every.median_s * 1e3:5.1f} ± {sent_every.spread_s * 1e3:.1f} ms: "
-              f"{measured[gbit, steps]:+.0%}, predicted {loss(gbit, steps):+.0%}")
+        found[gbit, steps] = compare(load.model, ways, every=["every"], ranks=ranks, fabric=other, micro_steps=steps,
+                                     repeats=repeats)
+
+
+def bucket_s(gbit):
+    """What one bucket costs on this wire, median over the runs that send once."""
+    return 1e-9 * median(row.transfer for steps in (2, 4)
+                         for row in overlap.report(found[gbit, steps]["once"].timeline).collectives)
+
+
+b = (bucket_s(0.3) - bucket_s(1.6)) / (1 / 0.3 - 1 / 1.6) / (bucket_mb * MB)  # seconds a byte at 1 Gbit/s
+a = max(0, bucket_s(1.6) - b * bucket_mb * MB / 1.6)
+print(f"a = {a * 1e3:.1f} ms, and at 1 Gbit/s β = {b * MB * 1e3:.1f} ms for one MB")
+ready_s = [Tb * (j + 1) * bucket_mb / gradient_mb for j in range(len(plan))]
+
+
+def loss(gbit, N):
+    """How much longer every micro-step is than once, on a link of this speed, as a part of the step."""
+    cost_s = [a + b * size / gbit for size in plan.bytes]
+    once, every = (step_time(N, Tf, Tb, ready_s, cost_s, every) for every in (False, True))
+    return every / once - 1
+
+
+measured = {}
+for (gbit, steps), one in found.items():
+    sent_once, sent_every = one["once"], one["every"]
+    measured[gbit, steps] = sent_every.median_s / sent_once.median_s - 1
+    print(f"{gbit} Gbit/s, N = {steps}: once {sent_once.median_s * 1e3:5.1f} ± {sent_once.spread_s * 1e3:.1f} ms, "
+          f"every {sent_every.median_s * 1e3:5.1f} ± {sent_every.spread_s * 1e3:.1f} ms: "
+          f"{measured[gbit, steps]:+.0%}, predicted {loss(gbit, steps):+.0%}")
 
 # %% id="phase" tags=["picture"]
 speeds = [0.2 * 2 ** (j / 6) for j in range(25)]
-a, b = load.link.a_s, load.link.beta_s_per_byte
 level = b * gradient_mb * MB / (Tf + Tb - len(plan) * a)  # the speed in Gbit/s at which C = Tf + Tb
 phase(loss, speeds, [1, 2, 3, 4, 6, 8, 12, 16], measured, mark=level,
       provenance=sent_once.timeline.provenance.rsplit(", ", 2)[0])
