@@ -58,7 +58,7 @@ from course_lib.simulate.search import search
 
 degrees = Degrees(2, 2, 2) if ranks >= 8 and not quick else Degrees(2, 1, 2)
 m, v, buckets = 4, 3, 2
-action_ms = 12.0 if quick else 32.0  # eight ranks on few cores are late by more
+action_ms = 8.0 if quick else 32.0  # eight ranks on few cores are late by more
 passes, rounds = (3, 2) if quick else (4, 2)
 
 
@@ -321,7 +321,8 @@ yours = with_words(early, beat(words_of(early), seconds))
 theirs = greedy(bare, costs, buckets, memory=m * v)
 if not quick:
     theirs = search(theirs, costs, moves=100, seed=seed, memory=m * v).schedule
-third = joint_runs({"given": given, "reduced early": early, "yours": yours, "library": theirs}, **setting)
+between = {} if quick else {"reduced early": early}
+third = joint_runs({"given": given, **between, "yours": yours, "library": theirs}, **setting)
 least = third.bound("given")
 for name, one in third.runs.items():
     print(told(third, name))
@@ -601,7 +602,8 @@ print(f"needed first, gathered last: {period(early, costs) * 1e3:.0f} ms; gather
 # %% id="way"
 slower = two_nodes(0.048, 4)  # so slow that it matters for all four
 joint = greedy(bare, replace(costs, reduce=2.5 * costs.reduce, gather=2.5 * costs.gather), buckets)
-way = way_runs(joint, action_ms=12.0, stage_kb=384, fabric=slower, passes=passes, rounds=1 if quick else 3)
+way_ms = min(action_ms, 12.0)
+way = way_runs(joint, action_ms=way_ms, stage_kb=32 * way_ms, fabric=slower, passes=passes, rounds=1 if quick else 3)
 print(f"compute of an update Tc = {way.Tc * 1e3:.0f} ms; one all-reduce of the whole gradient Tm = "
       f"{way.Tm * 1e3:.0f} ms; the joint schedule's reductions and gathers {way.joint_Tm * 1e3:.0f} ms")
 for name, one in way.runs.items():
