@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from course_lib.grade.cell import new_namespace, run_cell
 from course_lib.grade.channel import Channel
 from course_lib.launch import Fabric, run
 
@@ -23,14 +24,14 @@ def main() -> None:
     """`python -m course_lib.grade.bench FOLDER`: start the ranks that `FOLDER/bench.json` asks for."""
     folder = Path(sys.argv[1])
     plan = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
-    run(_on_rank, str(folder / "gate"), ranks=plan["ranks"], fabric=Fabric(**plan["fabric"]), timeout_s=SECONDS)
+    run(_on_rank, ranks=plan["ranks"], fabric=Fabric(**plan["fabric"]), timeout_s=SECONDS)
 
 
-def _on_rank(path: str) -> None:
+def _on_rank() -> None:
     from course_lib.launch import context
 
     sock = socket.socket(socket.AF_UNIX)
-    sock.connect(path)
+    sock.connect("gate")  # in the folder that it runs in, whose path may be too long for a socket's address
     gate = Channel(sock)
     gate.send({"rank": context().rank, "kind": context().fabric.kind})
     try:
@@ -64,7 +65,7 @@ class _Steps:
         from course_lib.launch import context
         from course_lib.record import Recorder
 
-        self.plan, self.namespace = plan, {"__name__": "__main__"}
+        self.plan, self.namespace = plan, new_namespace()
         self.recorder = Recorder(context().rank, f"measured (real wires, emulated device), {context().spec.provenance}")
         self.nonce = _scaling_layer()
         self.model = self.bench = None
@@ -72,12 +73,9 @@ class _Steps:
 
     def ready(self) -> bool:
         """Run the learner's cells."""
-        import linecache
-
         for name, source in self.plan["cells"]:
-            linecache.cache[name] = (len(source), None, source.splitlines(True), name)
             try:
-                exec(compile(source, name, "exec"), self.namespace)
+                run_cell(name, source, self.namespace)
             except Exception:
                 if name == "<imports>":
                     continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,8 @@ CELL_SECONDS, NOTEBOOK_SECONDS, GRACE_SECONDS = 60.0, 300.0, 30.0
 OUTPUT_BYTES = 12 * 2**20
 LARGEST_NOTEBOOK = 64 * 2**20
 LOG_BYTES = 200_000
+LEFT_BEHIND = ("report.json", "out.ipynb")
+"""Files of the sandbox that are read when it has ended."""
 CHECK = re.compile(r"^(lab\.)?check\(", re.MULTILINE)
 
 _SENTENCES = {
@@ -44,15 +45,18 @@ class Run:
 def run(template: Template, submission: Submission, failed: Collection[str]) -> Run:
     """Run the rebuilt notebook top to bottom. When exercises `failed`, what only demonstrates is left out."""
     notebook = rebuilt(template, submission)
-    with tempfile.TemporaryDirectory(prefix="course-run-") as folder:
-        work = Path(folder)
+    with sandbox.folder("course-run-") as work:
         nbformat.write(notebook, work / "in.ipynb")
         (work / "engine.json").write_text(json.dumps(_plan(notebook, work, bool(failed))), encoding="utf-8")
+        for name in LEFT_BEHIND:
+            (work / name).touch()
         limits = sandbox.Limits(file_mb=LARGEST_NOTEBOOK >> 20)
         argv = ["-c", "from course_lib.grade.engine_inside import main; main()", sandbox.path_of(work, "")]
         ended = sandbox.start(argv, work=work, limits=limits).wait(NOTEBOOK_SECONDS + GRACE_SECONDS)
         report, executed = _read(work)
-    outcome = ended.why or str(report.get("outcome", "kernel_died"))
+    outcome = ended.why or report.get("outcome")
+    if outcome != "ok" and outcome not in tuple(_SENTENCES):  # the notebook's code can write a report of its own
+        outcome = "kernel_died"
     if any("MemoryError" in str(error) for error in report.get("errors", [])) and outcome == "ok":
         outcome = "out_of_memory"
     if executed is not None:
@@ -75,7 +79,7 @@ def _plan(notebook: NotebookNode, work: Path, only_exercises: bool) -> dict:
 def _read(work: Path) -> tuple[dict, NotebookNode | None]:
     """The report and the notebook that the sandbox left, if they can be read."""
     report, executed = {}, None
-    for name in ("report.json", "out.ipynb"):
+    for name in LEFT_BEHIND:
         path = work / name
         try:
             if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST_NOTEBOOK:

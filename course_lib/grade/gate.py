@@ -36,11 +36,9 @@ class Ranks:
 
     def __init__(self, ranks: int, fabric: dict, cells: Sequence[tuple[str, str]] = (), finish: bool = False) -> None:
         self.ranks, self._cells, self._finish = ranks, [list(cell) for cell in cells], finish
-        self._folder = tempfile.TemporaryDirectory(prefix="course-bench-")
-        work = Path(self._folder.name)
+        self._work = work = Path(tempfile.mkdtemp(prefix="course-bench-"))
         (work / "bench.json").write_text(json.dumps({"ranks": ranks, "fabric": fabric}), encoding="utf-8")
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(work / "gate"))
+        self._listener = _listening(work / "gate")
         self._listener.listen(ranks)
         argv = ["-c", "from course_lib.grade.bench import main; main()", sandbox.path_of(work, "")]
         self.box = sandbox.start(argv, work=work)
@@ -123,7 +121,7 @@ class Ranks:
         if self._counters:
             self._counters.close()
         self.box.end()
-        self._folder.cleanup()
+        sandbox.remove(self._work)
 
     _said: Sequence[float] | None = None
 
@@ -136,6 +134,17 @@ class Ranks:
         self.box.take_output()
         if self.box.flooded:
             raise Flooded
+
+
+def _listening(path: Path) -> socket.socket:
+    """A socket at `path`, which may be longer than the hundred bytes that the address of one can have."""
+    listener, folder = socket.socket(socket.AF_UNIX), os.open(path.parent, os.O_RDONLY)
+    try:
+        short = Path(f"/proc/self/fd/{folder}", path.name)
+        listener.bind(str(short if short.parent.exists() else path))
+    finally:
+        os.close(folder)
+    return listener
 
 
 def _said(answer: dict) -> str:

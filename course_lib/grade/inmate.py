@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from course_lib.grade.cell import new_namespace, run_cell
 from course_lib.grade.channel import Channel, Gone
 from course_lib.grade.codec import Codec
 from course_lib.grade.mirror import Mirror
@@ -54,7 +55,7 @@ class Inmate:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.namespace = new_namespace()
         self._objects: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
@@ -103,9 +104,7 @@ class Inmate:
         return {"value": None}
 
     def _do_cell(self, request: dict) -> dict:
-        name, source = request["name"], request["source"]
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        exec(compile(_plain(source), name, "exec"), self.namespace)
+        run_cell(request["name"], request["source"], self.namespace)
         return {"value": None}
 
     def _do_name(self, request: dict) -> dict:
@@ -150,17 +149,6 @@ class Inmate:
         number = described["near"]
         kind = RemoteIterator if described.get("iterates") else Remote
         return self._remotes.setdefault(number, kind(self, number))
-
-
-def _plain(source: str) -> str:
-    """What IPython makes of a cell before Python sees it: magics become calls, nothing else changes."""
-    try:
-        compile(source, "<cell>", "exec")
-        return source
-    except SyntaxError:
-        from IPython.core.inputtransformer2 import TransformerManager
-
-        return TransformerManager().transform_cell(source)
 
 
 def _told(error: BaseException) -> dict:

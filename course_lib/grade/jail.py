@@ -1,7 +1,8 @@
 """Run as a script: build the sandbox around this process, then become the program that is to be kept in it.
 
 The namespaces belong to a user namespace made here. The root of the file system is a fresh tmpfs that holds
-only what the plan names, read-only but for the work directory and /tmp. The program runs as an ordinary user
+only what the plan names, read-only but for /tmp and the work directory, which are of limited size and vanish with
+it; only the files that the plan calls writable are kept. The program runs as an ordinary user
 in a second user namespace: without any capability, yet able to make namespaces of its own, as a shaped fabric
 does. Process 1 waits for it and, by ending, takes every process of the sandbox along.
 
@@ -50,6 +51,8 @@ def main(plan: dict) -> int:
         first = os.fork()
         if first == 0:
             _become_first(processes, plan, me)
+        # Who ends this process waits for it, and it waits for process 1, which is over when all of the sandbox is.
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
         return _waited(first)
     processes.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -118,6 +121,8 @@ def _build_root(plan: dict) -> None:
     for path in plan["hidden"]:
         if os.path.isdir(root + path):
             _mount("tmpfs", root + path, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k,mode=755")
+    os.makedirs(root + plan["cwd"])
+    _mount("tmpfs", root + plan["cwd"], "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['tmp_mb']}m,mode=755")
     for source, target in plan["writable"]:
         _bind(source, root + target, read_only=False)
     for name in ("proc", "dev", "run"):

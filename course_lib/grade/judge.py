@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from course_lib.grade import measure, referee, sandbox
@@ -32,14 +32,18 @@ class Judged:
 
 
 def judge(identity: str, data: bytes, template: Template, seed: int, *, notebook: bool = True,
-          quiet: Quiet | None = None) -> Judged:  # fmt: skip
+          quiet: Quiet | None = None, fault: str = "", flags: tuple[str, ...] = ()) -> Judged:  # fmt: skip
     """Judge a submission. Never raises for what the submission does; a fault of the grader is a `grader_error`.
 
-    `quiet` keeps other judgements of the batch off the machine while this one measures.
+    `fault` says why there are no data, `flags` are remarks about how they were found. `quiet` keeps other judgements
+    of the batch off the machine while this one measures.
     """
     begin = time.monotonic()
     try:
-        submission = read_submission(data, template)
+        if fault:
+            raise Unreadable(f"Nothing to judge: {fault}.")
+        found = read_submission(data, template)
+        submission = replace(found, flags=flags + found.flags)
         if not submission.sources:
             known = ", ".join(template.cells())
             return _refused(identity, template, "template_mismatch",

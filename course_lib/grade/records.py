@@ -8,12 +8,13 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from course_lib.grade.outcome import Judgement
 
-VERSION = 1
+VERSION = 2
 """Of the way in which submissions are judged. A new one makes every recorded grade outdated."""
 COLUMNS = ("id", "lab", "status", "points", "max_points", "overlap", "fair_score", "seconds", "isolation", "note")
 
@@ -34,12 +35,29 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other graders out of the folder, which is made if it is not there. Raises `OSError` if one is in it, or
+        if nothing can be written there: before anything is judged."""
+        import fcntl
+
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError(f"another grader is writing to {self._path.parent}: wait for it, or give another --out"
+                              ) from None  # fmt: skip
+            except OSError:  # a file system without locks
+                pass
+            yield
+
     def read(self) -> dict[tuple[str, str], Judgement]:
         """The latest judgement by (id, key)."""
         found = {}
         if not self._path.exists():
             return found
-        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in self._path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 entry = json.loads(line)
                 found[entry["id"], entry["key"]] = Judgement.from_dict(entry["judgement"])
@@ -85,9 +103,10 @@ def write_result(path: Path, judgement: Judgement) -> None:
     for part in judgement.parts:
         said = [part.sentence, part.hint and f"What this looks like: {part.hint}"]
         said += [f"{'✔' if row.ok else '✘'} {row.name}" for row in part.rows]
-        tests.append({"name": f"{part.id} {part.title}", "number": part.id, "score": part.points or 0.0,
-                      "max_score": part.max_points, "status": "passed" if part.outcome == "ok" else "failed",
-                      "output": "\n".join(line for line in said if line), "visibility": "visible"})  # fmt: skip
+        test = {"name": f"{part.id} {part.title}", "number": part.id, "max_score": part.max_points,
+                "status": "passed" if part.outcome == "ok" else "failed",
+                "output": "\n".join(line for line in said if line), "visibility": "visible"}  # fmt: skip
+        tests.append(test if part.points is None else test | {"score": part.points})
     result = {"output": judgement.note, "visibility": "visible", "stdout_visibility": "hidden", "tests": tests,
               "extra_data": {"status": judgement.status, "isolation": judgement.isolation,
                              "overlap": judgement.overlap, "fair_score": judgement.fair_score}}  # fmt: skip
@@ -100,10 +119,14 @@ def replace_file(path: Path, text: str) -> None:
     """Write in one step: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -113,4 +136,13 @@ def _number(value: float | None, digits: int = 2) -> str:
 def _harmless(text: str) -> str:
     """A spreadsheet must not take a learner's text for a formula."""
     one_line = " ".join(text.split())
-    return f"'{one_line}" if one_line[:1] in ("=", "+", "@", "\t") else one_line
+    formula = one_line[:1] in ("=", "+", "@") or (one_line[:1] == "-" and not _is_number(one_line))
+    return f"'{one_line}" if formula else one_line
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -20,6 +20,8 @@ from course_lib.lab.model import Exercise, Row, Verdict
 POINTS = 10.0
 CELL_SECONDS = 20.0
 CHECK_SECONDS = 60.0
+LONGEST_TEXT = 4000
+"""Of what a row of a check shows: an answer can have millions of numbers."""
 
 _SENTENCES = {
     "timeout": "It was still running after {seconds:.0f} s.",
@@ -77,10 +79,11 @@ def judge_exercise(template: Template, submission: Submission, exercise: Exercis
         return _part(exercise, "template_mismatch", f"The cell of exercise {number} is missing.")
     if source.strip() == template.cells()[number].source.strip():
         return _part(exercise, "stub_left", f"Exercise {number} is not written yet.")
-    if line := stub_line(source):
-        return _part(exercise, "stub_left", f"`raise NotImplementedError` was left in line {line} of the cell.")
+    line = stub_line(source)
     with Session() as session:
         cell_error = _load(template, submission, exercise, session)
+        if line and cell_error.startswith("The cell raised NotImplementedError"):
+            return _part(exercise, "stub_left", f"`raise NotImplementedError` was left in line {line} of the cell.")
         try:
             answer = session.fetch(exercise.needs)
             return _checked(exercise, answer, seed, session)
@@ -89,7 +92,8 @@ def judge_exercise(template: Template, submission: Submission, exercise: Exercis
         except Broke as broke:
             return _part(exercise, *_how_it_broke(session, str(broke)))
         except NotImplementedError:
-            return _part(exercise, "stub_left", f"Exercise {number} is not written yet.")
+            where = f" `raise NotImplementedError` was left in line {line} of the cell." if line else ""
+            return _part(exercise, "stub_left", f"Exercise {number} is not written yet.{where}")
         except CheckFailed as failed:
             return _part(exercise, "failed_checks", str(failed))
         except (Gone, Late, Flooded) as stop:
@@ -137,12 +141,12 @@ def _checked(exercise: Exercise, answer: object, seed: int, session: Session) ->
         return _part(exercise, "failed_checks", f"`{exercise.needs}` is not a {exercise.kind}.")
     session.allow(CHECK_SECONDS)
     verdict: Verdict = exercise.check(answer, random.Random(f"{exercise.id}/{seed}"))
-    if verdict.rows and all(row.ok for row in verdict.rows):
-        return Part(exercise.id, exercise.title, "ok", POINTS, POINTS, rows=verdict.rows)
+    rows = tuple(Row(row.name, row.ok, row.expected[:LONGEST_TEXT], row.seen[:LONGEST_TEXT]) for row in verdict.rows)
+    if rows and all(row.ok for row in rows):
+        return Part(exercise.id, exercise.title, "ok", POINTS, POINTS, rows=rows)
     hint = exercise.mistakes.get(verdict.mistake, "")
-    failed = sum(not row.ok for row in verdict.rows)
-    sentence = f"{failed} of {len(verdict.rows)} checks failed."
-    return _part(exercise, "failed_checks", sentence, hint, verdict.rows)
+    sentence = f"{sum(not row.ok for row in rows)} of {len(rows)} checks failed."
+    return _part(exercise, "failed_checks", sentence, hint, rows)
 
 
 def _how_it_broke(session: Session, said: str) -> tuple[str, str]:

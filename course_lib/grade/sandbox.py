@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,12 +96,11 @@ class Box:
         return Ended(code, bytes(self.output), why, time.monotonic() - begin)
 
     def end(self) -> None:
-        """Kill whatever is left. Ending process 1 of a pid namespace ends all of it, and the kernel waits for that."""
+        """Kill whatever is left. The jail ends every process of the sandbox and only then itself."""
         if self.process.poll() is None:
-            if self.isolation == WEAK:  # it ends every descendant itself, also those that have left its group
-                self.process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(12)
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(12)
             self.process.kill()
         self.process.wait()
         self.take_output()
@@ -118,8 +117,10 @@ class Box:
 
 def start(argv: Sequence[str], *, work: Path, limits: Limits | None = None, keep: Sequence[int] = (),
           environment: dict[str, str] | None = None) -> Box:  # fmt: skip
-    """Run `argv` (the first word is looked for beside this interpreter) with `work` as its writable directory.
+    """Run `argv` (the first word is looked for beside this interpreter) in a writable directory.
 
+    It holds the files that are in `work` now, and what the program writes into these is there afterwards. In the strong
+    sandbox nothing else is kept, so that no program can fill the disk; in the weak one the directory is `work` itself.
     `keep` are descriptors that it inherits. Nothing of the caller's environment is passed on.
     """
     limits = limits or Limits()
@@ -140,7 +141,7 @@ def start(argv: Sequence[str], *, work: Path, limits: Limits | None = None, keep
         "read_only": _read_only() if inside else [],
         "hidden": _hidden() if inside else [],
         "links": _links() if inside else [],
-        "writable": [(str(work), WORK)] if inside else [],
+        "writable": [(str(path), f"{WORK}/{path.name}") for path in sorted(work.iterdir())] if inside else [],
     }
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-X", "utf8", jail.__file__, json.dumps(plan)],
@@ -149,6 +150,25 @@ def start(argv: Sequence[str], *, work: Path, limits: Limits | None = None, keep
     )  # fmt: skip
     os.set_blocking(process.stdout.fileno(), False)
     return Box(process, limits, isolation, folder)
+
+
+@contextlib.contextmanager
+def folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder, which is removed in the end."""
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield path
+    finally:
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder and what a program made in it: folders too deep for Python to descend, or that forbid it."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        if path.exists():
+            subprocess.run([*command, "--", str(path)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @functools.lru_cache

@@ -38,10 +38,10 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="course-check-")
+        self._work = Path(tempfile.mkdtemp(prefix="course-check-"))
         ours, theirs = socket.socketpair()
         argv = ["-c", "from course_lib.grade.inmate import main; main()", str(theirs.fileno())]
-        self.box = sandbox.start(argv, work=Path(self._folder.name), limits=sandbox.Limits(memory_mb=MEMORY_MB),
+        self.box = sandbox.start(argv, work=self._work, limits=sandbox.Limits(memory_mb=MEMORY_MB),
                                  keep=[theirs.fileno()])  # fmt: skip
         theirs.close()
         self.channel = Channel(ours, self._look)
@@ -98,7 +98,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.channel.close()
         self.box.end()
-        self._folder.cleanup()
+        sandbox.remove(self._work)
 
     def _look(self) -> None:
         self.box.take_output()
@@ -152,7 +152,8 @@ class Session:
                     ours.extend(now) if isinstance(ours, list) else ours.update(now)
 
     def _exception(self, reply: dict) -> BaseException:
-        name, message, place = (str(reply.get(key, "")) for key in ("error", "message", "place"))
+        limits = {"error": 100, "message": 2000, "place": 300}
+        name, message, place = (str(reply.get(key, ""))[:limit] for key, limit in limits.items())
         self.raised.add(name)
         kind = getattr(builtins, name, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception | SystemExit)) or kind in _WITH_ARGUMENTS:

@@ -74,7 +74,8 @@ class Submission:
 
 
 def read_submission(data: bytes, template: Template) -> Submission:
-    """Take the exercise cells out of a notebook file. Missing, duplicate and moved cells are flagged.
+    """Take the exercise cells out of a notebook file. Missing, duplicate and moved cells are flagged, and so are cells
+    that are no part of the lab: they are not run.
 
     Raises `Unreadable` for what is not a notebook.
     """
@@ -83,18 +84,23 @@ def read_submission(data: bytes, template: Template) -> Submission:
     sources, flags, places = {}, [], []
     for number, cell in wanted.items():
         stub = cell.source.strip()
-        candidates = _candidates(cells, number, cell, template.exercises[number].needs)
-        if not candidates:
+        groups = _candidates(cells, number, cell, template)
+        if not groups:
             flags.append(f"the cell of exercise {number} is missing")
             continue
-        texts = [_source(candidate) for candidate in candidates]
-        written = [i for i, text in enumerate(texts) if text.strip() != stub] or [0]
-        if len(candidates) > 1:
+        written = [(group, each) for group in groups for each in group if _text(each) not in ("", stub)]
+        candidates, chosen = written[0] if written else (groups[0], groups[0][0])
+        if candidates is not groups[0]:
+            flags.append(f"the cell of exercise {number} is not written; one that defines the same was taken instead")
+        elif len(candidates) > 1:
             flags.append(f"there are {len(candidates)} cells of exercise {number}; the first that is written counts")
-        sources[number] = texts[written[0]]
-        places.append(cells.index(candidates[written[0]]))
+        sources[number] = _source(chosen)
+        places.append(cells.index(chosen))
     if places != sorted(places):
         flags.append("exercise cells have been moved; they run in the order of the lab")
+    known = {_text(cell) for cell in template.notebook.cells} | {text.strip() for text in sources.values()} | {""}
+    if own := [cell for cell in cells if _text(cell) not in known and not _is_of(cell, template)]:
+        flags.append(f"{len(own)} cells of your own are not run; what an exercise needs belongs into its cell")
     return Submission(sources, tuple(flags))
 
 
@@ -124,6 +130,8 @@ def stub_line(source: str) -> int | None:
 def _cells(data: bytes) -> list[dict]:
     if len(data) > LARGEST_BYTES:
         raise Unreadable(f"the file has {len(data) / 2**20:.0f} MB; more than {LARGEST_BYTES >> 20} MB are not read")
+    if data.startswith(b"PK\x03\x04"):
+        raise Unreadable("not a notebook but a zip archive, or a document that is one inside: line 1, offset 0")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -152,17 +160,30 @@ def _upgraded(text: str) -> dict:
             raise Unreadable(f"an old notebook that nbformat cannot convert ({error}), line 1, offset 0") from None
 
 
-def _candidates(cells: list[dict], number: str, wanted: NotebookNode, needs: str) -> list[dict]:
-    """The cells that can be the one of an exercise: by id, else by the exercise's number, else by what they define."""
+def _candidates(cells: list[dict], number: str, wanted: NotebookNode, template: Template) -> list[list[dict]]:
+    """The cells that can be the one of an exercise: those with its id, those with the exercise's number, and those that
+    define what it needs and are no other cell of the lab. Groups without a cell are left out."""
+    needs = template.exercises[number].needs
+    others = {_text(cell) for cell in template.notebook.cells} - {_text(wanted)}
     by_id = [cell for cell in cells if cell.get("id") == wanted.id]
     metadata = [(cell, cell.get("metadata")) for cell in cells]
     by_number = [cell for cell, m in metadata if isinstance(m, dict) and m.get("exercise") == number]
-    by_name = [cell for cell in cells if _defines(_source(cell), needs)]
-    return by_id or by_number or by_name
+    by_name = [cell for cell in cells if _defines(_source(cell), needs) and _text(cell) not in others
+               and not _is_of(cell, template, but=wanted.id)]  # fmt: skip
+    return [group for group in (by_id, by_number, by_name) if group]
+
+
+def _is_of(cell: dict, template: Template, but: str = "") -> bool:
+    """Whether a cell has the id of one of the lab's cells."""
+    return cell.get("id") in [each.id for each in template.notebook.cells if each.id != but]
 
 
 def _defines(source: str, name: str) -> bool:
     return any(line.startswith((f"def {name}(", f"class {name}(", f"class {name}:")) for line in source.splitlines())
+
+
+def _text(cell: dict) -> str:
+    return _source(cell).strip()
 
 
 def _source(cell: dict) -> str:

@@ -26,7 +26,8 @@ def main(job: dict) -> None:
     template = Template.load(job["lab"], Path(job["root"]))
     data = Path(job["file"]).read_bytes() if job["file"] else b""
     quiet = Quiet(Path(job["lock"]))
-    judged = judge(job["id"], data, template, job["seed"], notebook=job["notebook"], quiet=quiet)
+    judged = judge(job["id"], data, template, job["seed"], notebook=job["notebook"], quiet=quiet, fault=job["fault"],
+                   flags=tuple(job["flags"]))  # fmt: skip
     if job["out"]:
         _keep(judged, Path(job["out"]))
     records.replace_file(Path(job["answer"]), json.dumps(judged.judgement.as_dict()))
@@ -41,10 +42,16 @@ def _keep(judged: Judged, out: Path) -> None:
     name = judged.judgement.id
     records.replace_file(out / "feedback" / f"{name}.html", feedback.page(judged.judgement, _pictures(judged)))
     records.write_result(out / "results" / f"{name}.json", judged.judgement)
+    trouble = judged.trouble
     if judged.notebook is not None:
-        records.replace_file(out / "notebooks" / f"{name}.ipynb", nbformat.writes(judged.notebook, version=4))
-    if judged.log or judged.trouble:
-        log = judged.log.decode("utf-8", "replace") + judged.trouble
+        try:
+            text = nbformat.writes(judged.notebook, version=4)
+        except Exception as error:  # the notebook's own code can have written it
+            trouble += f"The executed notebook cannot be written: {type(error).__name__}: {error}\n"[:2000]
+        else:
+            records.replace_file(out / "notebooks" / f"{name}.ipynb", text)
+    if judged.log or trouble:
+        log = judged.log.decode("utf-8", "replace") + trouble
         records.replace_file(out / "logs" / f"{name}.log", collapsed(log))
 
 

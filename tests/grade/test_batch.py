@@ -110,6 +110,74 @@ def test_a_notebook_of_another_lab_is_told_so(template: Template) -> None:
     assert "4.1, 4.2" in found.note
 
 
+def test_a_learners_module_in_the_folder_it_is_run_from_is_not_imported(
+    folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    (folder / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (folder / "torch.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    found, _ = _grade(folder, tmp_path / "out", only=["bob"])
+    assert found["bob"].status == "stub_left"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_records_among_the_submissions_are_not_graded_the_next_time(folder: Path) -> None:
+    for _ in range(2):
+        found, _ = _grade(folder, folder / "out", only=["eve"])
+        assert found["eve"].note == "Nothing to judge: the folder has no file in it."
+    with pytest.raises(ValueError, match="nobody is called out"):
+        _grade(folder, folder / "out", only=["out"])
+
+
+def test_two_graders_do_not_write_to_one_folder(folder: Path, tmp_path: Path) -> None:
+    journal = records.Journal(tmp_path / "out" / "journal.jsonl")
+    with journal.alone(), pytest.raises(OSError, match="another grader is writing to"):
+        _grade(folder, tmp_path / "out", only=["carol"])
+    assert _grade(folder, tmp_path / "out", only=["carol"])[0]["carol"].status == "unreadable"
+
+
+def test_an_interrupt_leaves_no_folder_and_records_nothing_that_was_not_judged(
+    folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+    def interrupt(judgement: Judgement) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "line_of", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        _grade(folder, tmp_path / "out", only=["bob", "carol", "eve"], jobs=3)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    entries = [json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines()]
+    assert entries and all(entry["judgement"]["status"] != "grader_error" for entry in entries)
+
+
+def test_the_journal_keeps_what_has_odd_line_ends(tmp_path: Path) -> None:
+    journal = records.Journal(tmp_path / "journal.jsonl")
+    said = "one\u2028two\x85three\x1cfour\nfive"
+    journal.append("key", Judgement("a", "04", (), "ok", note=said))
+    assert journal.read()["a", "key"].note == said
+
+
+def test_points_that_a_person_decides_are_no_zero_for_gradescope(tmp_path: Path) -> None:
+    parts = (Part("4.1", "t", "ok", 10.0, 10.0), Part("measured", "t", "impossible", None, 10.0))
+    records.write_result(tmp_path / "a.json", Judgement("a", "04", parts, "impossible"))
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert [test.get("score") for test in result["tests"]] == [10.0, None]
+    assert "score" not in result and "score" not in result["tests"][1]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        records.replace_file(tmp_path / "x", "y")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_exit_codes_tell_when_a_person_is_needed() -> None:
     def one(status: str) -> Judgement:
         return Judgement("a", "04", (Part("4.1", "t", status, None, 10.0),), status)
@@ -140,7 +208,8 @@ def test_isolation_can_be_required(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_table_cell_is_no_formula(tmp_path: Path) -> None:
-    judgement = Judgement("=1+1", "04", (), "ok", note="@x\ny")
-    records.write_grades(tmp_path / "grades.csv", [judgement])
+    judgement = Judgement("=1+1", "04", (), "ok", note="@x\ny", fair_score=-0.5)
+    records.write_grades(tmp_path / "grades.csv", [judgement, Judgement("-1+1", "04", (), "ok")])
     assert (tmp_path / "grades.csv").read_text().splitlines()[1].startswith('"\'=1+1","04","ok"')
     assert '"\'@x y"' in (tmp_path / "grades.csv").read_text()
+    assert '"\'-1+1"' in (tmp_path / "grades.csv").read_text() and '"-0.500"' in (tmp_path / "grades.csv").read_text()

@@ -115,6 +115,25 @@ F = overlap_share = 1.0
 def assign_buckets(sizes_bytes, cap_bytes):
     return [[i for i, _ in sizes_bytes]]
 """,
+    "a thread that writes answers of its own": """
+import json, os, struct, threading
+def spam():
+    body = json.dumps({"to": 1, "value": [[3, 2], [1, 0]]}).encode()
+    while True:
+        for fd in range(3, 8):
+            try: os.write(fd, struct.pack("<I", len(body)) + body)
+            except OSError: pass
+threading.Thread(target=spam, daemon=True).start()
+def assign_buckets(sizes_bytes, cap_bytes):
+    return [[3, 2], [1, 0]]
+""",
+    "a patched library": """
+import json
+dumps = json.dumps
+json.dumps = lambda m, **k: dumps({"value": [[3, 2], [1, 0]], "to": m.get("to", 0)} if isinstance(m, dict) else m)
+def assign_buckets(sizes_bytes, cap_bytes):
+    return []
+""",
     "the check's own objects": """
 def assign_buckets(sizes_bytes, cap_bytes):
     import gc
@@ -186,6 +205,37 @@ def test_the_learners_own_line_is_quoted(template: Template, submission: Make) -
 def test_helpers_and_imports_of_the_lab_are_there(template: Template, submission: Make, sources: dict) -> None:
     source = "from itertools import accumulate\nHELP = 1\n" + sources["4.1"]
     assert _one(template, submission({"4.1": source}), "4.1").outcome == "ok"
+
+
+AS_IN_A_NOTEBOOK = {
+    "a cell magic": "%%capture\n{}",
+    "magics and a shell": "%matplotlib inline\n!true\n{}",
+    "display": "display(3)\nget_ipython().user_ns\n{}",
+    "await": "import asyncio\nawait asyncio.sleep(0)\n{}",
+    "annotations": "def f(x: int): pass\nassert f.__annotations__['x'] is int\n{}",
+    "an abstract class": "class Base:\n    def f(self):\n        raise NotImplementedError\n{}",
+    "a stub's line that is never reached": "{}\n    raise NotImplementedError('exercise 4.1')",
+    "a process that stays": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n{}",
+    "no standard output": "import os\nos.close(1)\nos.close(2)\n{}",
+}
+
+
+@pytest.mark.parametrize("around", AS_IN_A_NOTEBOOK.values(), ids=AS_IN_A_NOTEBOOK.keys())
+def test_what_works_in_a_notebook_works_here(template: Template, submission: Make, sources: dict, around: str) -> None:
+    part = _one(template, submission({"4.1": around.format(sources["4.1"])}), "4.1")
+    assert part.outcome == "ok", part
+
+
+def test_a_stub_before_a_wrong_answer_is_said(template: Template, submission: Make) -> None:
+    source = "def assign_buckets(sizes_bytes, cap_bytes):\n    raise NotImplementedError\n    return []"
+    assert _one(template, submission({"4.1": source}), "4.1").outcome == "stub_left"
+
+
+def test_a_long_answer_is_shown_in_part(template: Template, submission: Make) -> None:
+    source = "def assign_buckets(sizes_bytes, cap_bytes):\n    return ['x' * 100_000]"
+    part = _one(template, submission({"4.1": source}), "4.1")
+    assert part.outcome == "failed_checks"
+    assert max(len(row.seen) for row in part.rows) == referee.LONGEST_TEXT
 
 
 @pytest.mark.skipif(sandbox.level() == sandbox.WEAK, reason="no namespaces here")

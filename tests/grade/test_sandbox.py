@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,7 +31,25 @@ def test_it_writes_only_to_its_work_and_tmp(tmp_path: Path) -> None:
     code = ("for p in ('/x', '/usr/x', '/etc/x', '/tmp/x', '/box/x', '/dev/x'):\n"
             "  try: open(p, 'w'); print(p)\n  except OSError: pass")  # fmt: skip
     assert _run(code, tmp_path).output.split() == [b"/tmp/x", b"/box/x"]
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_its_work_only_the_files_that_were_there_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "report").touch()
+    code = ("import os\nopen('report', 'w').write(open('report').read() + 'said')\nopen('more', 'w')\n"
+            "for change in (lambda: os.unlink('report'), lambda: os.symlink('/etc/passwd', 'report')):\n"
+            "  try: change(); print('changed')\n  except OSError: pass")  # fmt: skip
+    assert _run(code, tmp_path).output == b""
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    assert not (tmp_path / "report").is_symlink() and (tmp_path / "report").read_text() == "said"
+
+
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_it_cannot_fill_the_disk(unlinked: bool, tmp_path: Path) -> None:
+    code = (f"import os\nkept = []\ntry:\n  for i in range(40):\n    kept.append(open(f'/box/{{i}}', 'wb'))\n"
+            f"    if {unlinked}: os.unlink(f'/box/{{i}}')\n    kept[-1].write(bytes(4 << 20)); kept[-1].flush()\n"
+            "except OSError as error: print(error.errno)")  # fmt: skip
+    assert _run(code, tmp_path, limits=sandbox.Limits(tmp_mb=16)).output.strip() == b"28"
 
 
 def test_it_has_no_power_no_input_and_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +78,24 @@ def test_what_never_ends_is_ended(code: str, tmp_path: Path) -> None:
     ended = _run(code, tmp_path, seconds=1)
     assert ended.why == "timeout"
     assert time.monotonic() - begin < 5
+
+
+def test_all_of_it_is_over_when_it_was_ended(tmp_path: Path) -> None:
+    mark = f"course-ended-{os.getpid()}"
+    code = ("import subprocess, sys, time\n"
+            "for _ in range(20):\n"
+            f"  subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60) # {mark}'],\n"
+            "                   start_new_session=True, stdout=subprocess.DEVNULL)\ntime.sleep(60)")  # fmt: skip
+    assert _run(code, tmp_path, seconds=1).why == "timeout"
+    assert mark not in _command_lines()
+
+
+@pytest.mark.parametrize("made", ["for _ in range(3000): os.mkdir('d'); os.chdir('d')",
+                                  "os.makedirs('a/b'); open('a/b/c', 'w'); os.chmod('a/b', 0)"])  # fmt: skip
+def test_a_folder_is_removed_whatever_was_made_in_it(made: str, tmp_path: Path) -> None:
+    with sandbox.folder("course-test-") as folder:
+        subprocess.run([sys.executable, "-I", "-S", "-c", f"import os\n{made}"], cwd=folder, check=True)
+    assert not folder.exists()
 
 
 def test_a_flood_of_output_is_stopped(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_a_byte_order_mark_is_no_fault(template: Template, notebook: Callable[..
         (b'{"cells": [\n{"a": }]}', "line 2, offset 18"),
         (b"\xff\xfe\x00", "line 1, offset 0"),
         (b"", "line 1, offset 0"),
+        (b"PK\x03\x04...", "zip archive"),
         (b"[]", "no list of cells"),
         (b'{"cells": 3}', "no list of cells"),
         (b"[" * 100_000, "line 1"),
@@ -70,6 +71,23 @@ def test_missing_moved_and_duplicate_cells_are_flagged(template: Template, noteb
     assert any("4.3 is missing" in flag for flag in found.flags)
     assert any("2 cells of exercise 4.1" in flag for flag in found.flags)
     assert any("moved" in flag for flag in found.flags)
+
+
+def test_an_answer_below_its_stub_counts_and_cells_of_ones_own_are_told(template: Template, notebook, sources) -> None:
+    content = json.loads(notebook({"4.1": template.cells()["4.1"].source}))
+    own = {"cell_type": "code", "id": "mine", "metadata": {}, "outputs": [], "execution_count": None}
+    content["cells"] += [own | {"source": sources["4.1"]}, own | {"source": "def helper(): pass"}, own | {"source": ""}]
+    found = read_submission(json.dumps(content).encode(), template)
+    assert found.sources == sources
+    assert any("4.1 is not written; one that defines the same" in flag for flag in found.flags)
+    assert any(flag.startswith("1 cells of your own are not run") for flag in found.flags)
+
+
+def test_a_stub_stays_one_though_the_lab_has_other_cells(template: Template, notebook) -> None:
+    content = json.loads(notebook({number: cell.source for number, cell in template.cells().items()}))
+    found = read_submission(json.dumps(content).encode(), template)
+    assert found.sources == {number: cell.source for number, cell in template.cells().items()}
+    assert found.flags == ()
 
 
 def test_tags_tests_and_kernel_are_the_templates(template: Template, notebook: Callable[..., str]) -> None:
