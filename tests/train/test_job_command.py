@@ -26,7 +26,9 @@ REFUSED = {  # arguments, and what the sentence must name
     "--strategy zero3 --compress topk": "--strategy bucketed", "--pp 2 --strategy local-sgd": "use bucketed",
     "--pp 2 --compress bf16": "leave --pp", "--tp 2 --strategy zero1": "leave --tp out", "--heads 3": "divisor",
     "--tp 2 --heads 1": "--heads 1", "--sequence-parallel": "--tp", "--pp 2 --layers 1": "each stage a layer",
-    "--pp 2 --layers 3 --pipeline zb-v": "4 stages", "--global-batch 9": "no multiple", "--steps 0": "1 or more",
+    "--pp 2 --layers 3 --pipeline zb-v": "4 stages", "--steps 0": "1 or more",
+    "--global-batch 9": "B = 9 is not a multiple of b·D = 4·2 = 8.* Choose B = 8 or 16",
+    "--global-batch 6": "--batch 4 on 2 replicas: .* more than B = 6",
     "--topk 2 --compress topk": "at most 1", "--trace-steps 5-3": "or a range", "--trace-steps x": "or a range",
     "--data nowhere.txt": "no such file", "--lr 0": "above 0", "--momentum 1": "not including, 1", "--nodes 3": "nodes",
     "--fabric slow": "slow", "--inter 1GbE": "nodes=2", "--step 3": "--step", "--ranks 0": "ranks"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from course_lib.plan.volumes import Impossible, accumulation_steps
 from course_lib.train.gpt import GPTConfig
 
 STRATEGIES = {"serial": "serial", "no_sync": "no_sync", "bucketed": "bucketed", "every-step": "every_step",
@@ -140,13 +141,17 @@ class Options:
         if not dp or dp * each != ranks:
             raise Refusal(f"--pp {self.pp} times --tp {self.tp} is {each}, which does not divide the {ranks} ranks; "
                           f"start a multiple of {each}")
-        rows = self.batch * dp
-        if self.global_batch % rows:
-            raise Refusal(f"--global-batch {self.global_batch} is no multiple of --batch {self.batch} times {dp} "
-                          f"replicas = {rows}; choose one that is")
-        micro_steps = self.global_batch // rows or self.micro_steps
+        micro_steps = self._accumulated(dp) if self.global_batch else self.micro_steps
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Options(**values | {"dp": dp, "micro_steps": micro_steps, "global_batch": micro_steps * rows})
+        return Options(**values | {"dp": dp, "micro_steps": micro_steps, "global_batch": micro_steps * self.batch * dp})
+
+    def _accumulated(self, dp: int) -> int:
+        """N of the batches, by the library's one formula. Raises `Refusal`."""
+        try:
+            return accumulation_steps(self.global_batch, self.batch, dp)
+        except Impossible as reason:
+            raise Refusal(f"--global-batch {self.global_batch} with --batch {self.batch} on {dp} replicas: "
+                          f"{reason}") from None
 
     @property
     def stages(self) -> int:
