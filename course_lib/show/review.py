@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from course_lib.overlap import Report, report
+from course_lib.overlap import Report, Row, report
 from course_lib.show.frame import MARGIN
 from course_lib.show.scene import typical_step
 from course_lib.show.style import LOOKS, Theme, theme
@@ -71,14 +71,15 @@ def sentence(found: Report) -> str:
 
 
 def _shares(axes: Axes, _timeline: Timeline, found: Report, look: Theme) -> tuple[str, str]:
-    steps = sorted({row.step for row in found.rows})
-    for x, step in enumerate(steps):
-        rows = [r for r in found.rows if r.step == step and r.comm is not None and r.span]
-        hidden = statistics.fmean((r.hidden or 0) / r.span for r in rows) if rows else 0.0
-        total = statistics.fmean(r.comm / r.span for r in rows) if rows else 0.0
-        axes.bar(x, hidden, 0.8, color=LOOKS["hidden"].fill, linewidth=0)
-        axes.bar(x, total - hidden, 0.8, bottom=hidden, color=LOOKS["exposed"].fill, hatch=LOOKS["exposed"].hatch,
-                 edgecolor=look.paper, linewidth=0)
+    each: dict[int, list[Row]] = {row.step: [] for row in found.rows}
+    for row in found.rows:
+        if row.comm is not None and row.span:
+            each[row.step].append(row)
+    steps = sorted(each)
+    hidden, total = ([statistics.fmean((getattr(r, part) or 0) / r.span for r in each[step]) if each[step] else 0.0
+                      for step in steps] for part in ("hidden", "comm"))
+    _bars(axes, hidden, [0.0] * len(steps), facecolor=LOOKS["hidden"].fill)
+    _bars(axes, total, hidden, facecolor=LOOKS["exposed"].fill, hatch=LOOKS["exposed"].hatch, edgecolor=look.paper)
     axes.axhline(SHARE_LINE, color=look.ink, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_ylim(0, 1)
     axes.set_yticks([0, SHARE_LINE, 1], ["0", "30 %", "100 %"])
@@ -88,14 +89,22 @@ def _shares(axes: Axes, _timeline: Timeline, found: Report, look: Theme) -> tupl
         percent((pooled.exposed or 0) / pooled.span)
 
 
+def _bars(axes: Axes, tops: list[float], bottoms: list[float], **looks: str) -> None:
+    """A bar at each of 0, 1, 2, …, all of them one patch: a run may have thousands of steps."""
+    edges = [x + side for x in range(len(tops)) for side in (-0.4, 0.4)]
+    apart = [[part for value in values for part in (value, np.nan)][:-1] for values in (tops, bottoms)]
+    axes.stairs(apart[0], edges, baseline=apart[1], fill=True, linewidth=0, **looks)
+
+
 def _busy(axes: Axes, timeline: Timeline, found: Report, look: Theme) -> tuple[str, str]:
     step = typical_step(found)
-    windows = {s.rank: (s.start, s.stop) for s in timeline if s.kind == "step" and s.step == step}
+    inside = timeline.select(step=step)
+    windows = {s.rank: (s.start, s.stop) for s in inside if s.kind == "step"}
     longest = max(stop - start for start, stop in windows.values())
     edges = np.linspace(0, longest, _BINS + 1).astype(np.int64)
     total = np.zeros((2, _BINS))
     for rank, (start, _) in windows.items():
-        spans = timeline.select(rank=rank, step=step)
+        spans = inside.select(rank=rank)
         compute, work = (union(np.array([(s.start - start, s.stop - start) for s in spans if s.kind in kinds],
                                         np.int64).reshape(-1, 2)) for kinds in (("compute",),
                                                                                ("compute", "comm", "copy")))
