@@ -10,13 +10,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
-from course_lib.launch import frames
+from course_lib.launch import frames, request
 from course_lib.launch.ceiling import refuse_above_ceiling
 from course_lib.launch.fabric import Fabric, as_fabric
 from course_lib.launch.request import RankDied, RankFailed, Request, RunError, RunNotStarted, RunTimeout
 from course_lib.launch.ship import pack
+
+LONGEST_S = 1e6
+"""A time limit in seconds that every clock on the way can hold."""
 
 
 def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto", timeout_s: float = 120.0) -> list:
@@ -32,19 +36,19 @@ def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto",
     error and on an interrupt alike, no process of the run is left.
     """
     _refuse(fn, ranks, timeout_s)
+    ranks, timeout_s = int(ranks), float(timeout_s)  # numpy's may come
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from course_lib.launch.elastic import run_here
         return run_here(fn, args, ranks)
     wires = as_fabric(fabric).resolved(ranks)
     refuse_above_ceiling(wires, ranks)
-    request = Request(payload=pack(fn, args), ranks=ranks, fabric=wires,
-                      timeout_s=timeout_s, cwd=os.getcwd(), path=tuple(sys.path),
-                      environ=dict(os.environ))
+    asked = Request(payload=pack(fn, args), ranks=ranks, fabric=wires, timeout_s=timeout_s, cwd=_here(),
+                    path=tuple(sys.path), environ=dict(os.environ))
     ours, theirs = socket.socketpair()
     try:
         with theirs:  # the supervisor's copy alone keeps it open
             _server().start_run(theirs)
-        frames.send(ours, request)
+        frames.send(ours, asked)
         return _collect(ours)
     finally:
         _leave(ours)
@@ -53,12 +57,19 @@ def run(fn: Callable, *args: Any, ranks: int = 2, fabric: str | Fabric = "auto",
 def _refuse(fn: Any, ranks: Any, timeout_s: float) -> None:
     if not callable(fn):
         raise ValueError(f"run() needs a function to call on every rank, not {type(fn).__name__}")
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= 256:
+    if not isinstance(ranks, Integral) or isinstance(ranks, bool) or not 1 <= ranks <= 256:
         raise ValueError(f"ranks={ranks!r}: give a whole number from 1 to 256")
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s={timeout_s!r}: give a number of seconds above 0")
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not 0 < timeout_s <= LONGEST_S:
+        raise ValueError(f"timeout_s={timeout_s!r}: give a number of seconds above 0, and {LONGEST_S:.0f} at most")
     if "COURSE_RUN" in os.environ:
         raise ValueError("run() was called on a rank: start ranks from the notebook or script, not from inside a run")
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ValueError("the folder you are in has been removed, and ranks start in it: go to another one") from None
 
 
 def _collect(sock: socket.socket) -> list:
@@ -81,10 +92,13 @@ def _collect(sock: socket.socket) -> list:
 
 def _conclude(kind: str, rest: list) -> list:
     if kind == "results":
-        return [pickle.loads(body) for body in rest[0]]
+        return [_unpacked(rank, body) for rank, body in enumerate(rest[0])]
     if kind == "error":
         rank, text, body = rest
-        cause = pickle.loads(body) if body else None
+        try:
+            cause = pickle.loads(body) if body else None
+        except Exception:  # it could be read on the rank, and cannot be here
+            cause = None
         raise RankFailed(rank, text, cause) from cause
     if kind == "died":
         raise RankDied(*rest)
@@ -93,27 +107,43 @@ def _conclude(kind: str, rest: list) -> list:
     raise RunNotStarted(f"the run could not start: {rest[0]}")
 
 
+def _unpacked(rank: int, body: bytes) -> Any:
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        raise RunError(f"what rank {rank} returned cannot be made again here ({type(error).__name__}: {error}). "
+                       f"{request.RETURN_PLAIN}") from error
+
+
 class _Lines:
     """Whole lines, each marked with its rank, from parts that end anywhere."""
 
     def __init__(self) -> None:
-        self._open: dict[int, bytes] = {}
+        self._open: dict[int, list[bytes]] = {}
 
     def add(self, rank: int, part: bytes) -> None:
-        *whole, self._open[rank] = (self._open.get(rank, b"") + part).split(b"\n")
-        for line in whole:
-            self._print(rank, line)
+        first, *rest = part.split(b"\n")
+        begun = self._open.setdefault(rank, [])
+        begun.append(first)
+        if rest:
+            self._print(rank, b"".join(begun))
+            for line in rest[:-1]:
+                self._print(rank, line)
+            self._open[rank] = [rest[-1]]
 
     def finish(self) -> None:
-        for rank, line in sorted(self._open.items()):
-            if line:
+        for rank, parts in sorted(self._open.items()):
+            if line := b"".join(parts):
                 self._print(rank, line)
         self._open.clear()
 
     @staticmethod
     def _print(rank: int, line: bytes) -> None:
         text = line.decode(errors="replace").rsplit("\r", 1)[-1]
-        print(f"[rank {rank}] {text}", flush=True)
+        try:
+            print(f"[rank {rank}] {text}", flush=True)
+        except UnicodeEncodeError as error:  # what cannot be shown here must not end the run
+            print(f"[rank {rank}] {text.encode(error.encoding, 'backslashreplace').decode(error.encoding)}", flush=True)
 
 
 def _leave(sock: socket.socket) -> None:

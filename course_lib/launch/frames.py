@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 _SIZE = struct.Struct("<Q")
+_LARGEST = 1 << 40
 
 
 def send(sock: socket.socket, message: Any) -> None:
@@ -17,8 +18,10 @@ def send(sock: socket.socket, message: Any) -> None:
 
 
 def receive(sock: socket.socket) -> Any:
-    """Wait for one message. Raises `EOFError` when the other side has gone."""
+    """Wait for one message. Raises `EOFError` when the other side has gone, `ConnectionError` for what is none."""
     (size,) = _SIZE.unpack(_exactly(sock, _SIZE.size))
+    if size > _LARGEST:
+        raise ConnectionError("what came is no message")
     return pickle.loads(_exactly(sock, size))
 
 

@@ -81,6 +81,15 @@ def children() -> list[int]:
         return []
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process; False where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
 def watch(pid: int) -> int | None:
     """A descriptor that becomes readable when the process ends, where the system has one."""
     try:

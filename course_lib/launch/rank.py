@@ -11,8 +11,10 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import cloudpickle
 import numpy
@@ -25,7 +27,7 @@ from course_lib.launch.fabric import Fabric
 from course_lib.launch.gloo import WireSpec
 from course_lib.launch.link import Pace
 from course_lib.launch.processes import LINUX
-from course_lib.launch.request import Request
+from course_lib.launch.request import RETURN_PLAIN, Request
 from course_lib.launch.ship import unpack
 from course_lib.launch.wire import register
 
@@ -92,6 +94,7 @@ def live(request: Request, rank: int, link: socket.socket, stack_file, store_pat
     faulthandler.register(STACK_SIGNAL, file=stack_file, all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # a pipe would hold lines back until the rank ends, or lose them
+    me = os.getpid()
     try:
         os.environ.clear()
         os.environ.update(request.environ)
@@ -99,17 +102,30 @@ def live(request: Request, rank: int, link: socket.socket, stack_file, store_pat
         sys.path[:] = request.path
         join(request, rank, store_path, board)
         fn, args = unpack(request.payload)
-        result = fn(*args)
-        message = ("result", cloudpickle.dumps(result))
+        message = ("result", _packed(fn(*args), fn))
     except BaseException as error:
+        if os.getpid() != me and not isinstance(error, SystemExit):
+            traceback.print_exc()
         message = ("error", *_describe(error))
     _flush()
+    if os.getpid() != me:  # a process that the function forked, and that came back from it too, is not the rank
+        os._exit(message[0] == "error")
     try:
         frames.send(link, message)
         frames.receive(link)  # stay: a rank that leaves early makes the others fail with the wrong story
     except (EOFError, OSError):
         pass
     os._exit(0)
+
+
+def _packed(result: Any, fn: Callable) -> bytes:
+    """The result as bytes. Raises `TypeError` saying what cannot travel and what to do."""
+    try:
+        return cloudpickle.dumps(result)
+    except Exception as error:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise TypeError(f"what {name} returned, a {type(result).__name__}, cannot travel from the rank to you "
+                        f"({error}). {RETURN_PLAIN}") from error
 
 
 def _describe(error: BaseException) -> tuple[str, bytes | None]:
@@ -128,5 +144,5 @@ def _describe(error: BaseException) -> tuple[str, bytes | None]:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # the function may have put anything in its place, None as well
             stream.flush()

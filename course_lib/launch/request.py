@@ -20,6 +20,9 @@ class Request:
     environ: dict[str, str] = field(repr=False)
 
 
+RETURN_PLAIN = "Return numbers, strings, tensors, or lists and dictionaries of these."
+
+
 class RunError(RuntimeError):
     """A run did not deliver a result from every rank."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
+import shutil
 import signal
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -42,9 +45,10 @@ def supervise(client: socket.socket, scratch: str) -> None:
         request: Request = frames.receive(client)
         board = Board(request.ranks)
         try:
-            _start(request, scratch, board, ranks)
+            _start(request, client, scratch, board, ranks)
         except OSError as error:
-            frames.send(client, ("not_started", str(error)))
+            hint = ". Each rank needs five descriptors: raise `ulimit -n`" if error.errno == errno.EMFILE else ""
+            frames.send(client, ("not_started", f"{error}{hint}"))
             return
         final = _watch(request, client, ranks, board)
     except EOFError:
@@ -53,12 +57,13 @@ def supervise(client: socket.socket, scratch: str) -> None:
         final = ("not_started", traceback.format_exc())
     finally:
         processes.end_descendants({r.pid for r in ranks})
+        shutil.rmtree(scratch, ignore_errors=True)  # the server does so too, if it is still there
     with contextlib.suppress(OSError):
         _drain(client, ranks)
         frames.send(client, final)
 
 
-def _start(request: Request, scratch: str, board: Board, ranks: list[_Rank]) -> None:
+def _start(request: Request, client: socket.socket, scratch: str, board: Board, ranks: list[_Rank]) -> None:
     """Fork the ranks into `ranks`, so that those already there are known when a later one fails."""
     shaped = request.fabric.kind == "shaped"
     wires = wires_of(request.fabric) if shaped else None
@@ -66,7 +71,7 @@ def _start(request: Request, scratch: str, board: Board, ranks: list[_Rank]) -> 
         netns.make_switch(wires)
     store, me = os.path.join(scratch, "store"), os.getpid()
     for rank in range(request.ranks):
-        ranks.append(_fork(request, rank, wires, store, board, me, scratch))
+        ranks.append(_fork(request, rank, wires, store, board, me, scratch, lambda: _let_go(client, ranks)))
     if shaped:
         for r in ranks:
             r.link.settimeout(20)
@@ -78,7 +83,19 @@ def _start(request: Request, scratch: str, board: Board, ranks: list[_Rank]) -> 
             r.link.settimeout(None)
 
 
-def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: int, scratch: str) -> _Rank:
+def _let_go(client: socket.socket, ranks: list[_Rank]) -> None:
+    """In a rank: close what is the supervisor's. Nobody else may speak to the client or for another rank."""
+    client.close()
+    for r in ranks:
+        r.link.close()
+        r.stack.close()
+        for fd in (r.output, r.ended):
+            if fd is not None:
+                os.close(fd)
+
+
+def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: int, scratch: str,
+          let_go: Callable[[], None]) -> _Rank:  # fmt: skip
     ours, theirs = socket.socketpair()
     out_r, out_w = os.pipe()
     stack = open(os.path.join(scratch, f"stack-{rank}"), "w+b")  # noqa: SIM115  both processes keep it
@@ -87,6 +104,7 @@ def _fork(request: Request, rank: int, wires, store: str, board: Board, parent: 
         try:
             processes.die_with_parent(parent)
             ours.close()
+            let_go()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.dup2(out_w, 1)
             os.dup2(out_w, 2)
@@ -149,11 +167,13 @@ def _watch(request: Request, client: socket.socket, ranks: list[_Rank], board: B
 
 
 def _answer(r: _Rank, limit_s: float) -> tuple:
-    """What the rank said. A rank that closed its link, or stopped in the middle of a message, is ended."""
+    """What the rank said. A rank that closed its link, wrote something else into it, or stopped in the middle of a
+    message is ended."""
     try:
         r.link.settimeout(limit_s)
-        return frames.receive(r.link)
-    except (EOFError, OSError):
+        kind, *said = frames.receive(r.link)
+        return (kind, *said)
+    except Exception:
         return ("died", processes.reap(r.pid, limit_s=2.0))
 
 
@@ -180,6 +200,11 @@ def _stuck(request: Request, ranks: list[_Rank], board: Board) -> tuple:
         stack = r.stack.read().decode(errors="replace").partition(_OWN_CODE)[0].rpartition("\n")[0]
         if stack:
             lines.append(f"rank {r.number} stands at:\n{stack}")
+        elif processes.is_stopped(r.pid):
+            lines.append(f"rank {r.number} was stopped by a signal (SIGSTOP or the like) and not continued")
+        else:
+            lines.append(f"rank {r.number} does not say where it stands: its code has taken signal "
+                         f"{STACK_SIGNAL.name}, or ended in the meantime")
     return ("timeout", "\n".join(lines))
 
 
