@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from course_lib.grade import batch, sandbox
@@ -29,8 +31,9 @@ def grade_command(lab: str | None, place: Path | None, out: Path | None, *, jobs
             from course_lib.grade.selfcheck import self_check as run_self_check
 
             return run_self_check(root, lab or "04", jobs=jobs, seed=seed)
-        judgements = batch.grade(lab, place, out, root=root, jobs=jobs, only=only, regrade=regrade, seed=seed,
-                                 say=_progress())  # fmt: skip
+        with _ended_as_by_ctrl_c():
+            judgements = batch.grade(lab, place, out, root=root, jobs=jobs, only=only, regrade=regrade, seed=seed,
+                                     say=_progress())  # fmt: skip
     except (FileNotFoundError, ValueError) as error:
         return _refuse(str(error), batch.USAGE)
     except OSError as error:
@@ -40,6 +43,20 @@ def grade_command(lab: str | None, place: Path | None, out: Path | None, *, jobs
         return INTERRUPTED
     print("\n" + batch.table(judgements))
     return batch.exit_code(judgements)
+
+
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """A batch that `kill`, a time limit or a closed terminal ends leaves no worker and no folder behind either."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:  # `nohup` ignores SIGHUP, and means it
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _progress():

@@ -105,8 +105,12 @@ def _files(folder: Path, faults: list[str]) -> Iterator[Path]:
     """Every file below a folder, links to files included. Why a folder could not be read goes to `faults`."""
     for here, folders, names in os.walk(folder, onerror=lambda error: faults.append(str(error.strerror))):
         folders[:] = [each for each in folders if each not in NOT_HANDED_IN]
-        paths = [Path(here, each) for each in names]
-        yield from (path for path in paths if path.is_symlink() or path.is_file())
+        for path in (Path(here, each) for each in names):
+            try:
+                if path.is_symlink() or path.is_file():
+                    yield path
+            except OSError as error:  # a folder whose names can be listed, and nothing more
+                faults.append(str(error.strerror))
 
 
 def _identity(name: str) -> str:

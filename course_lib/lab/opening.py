@@ -40,8 +40,9 @@ def _judge(submission: str) -> None:
     path = Path(submission)
     if not path.is_file():
         raise LabError(f"There is no file {submission!r} to judge (looked for in {Path.cwd()}).")
-    command = [sys.executable, "-c", "from course_lib.cli import main; main()", "grade", _lab_of(path), str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-c", "from course_lib.cli import main; main()", "grade", _lab_of(path), str(path)]
+    path_of_library = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), path_of_library])}
     with tempfile.TemporaryDirectory(prefix="course-verdict-") as folder:
         done = subprocess.run([*command, "--out", folder], env=environment, capture_output=True, text=True,
                               stdin=subprocess.DEVNULL)  # fmt: skip

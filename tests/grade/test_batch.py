@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +20,9 @@ from course_lib.grade import batch, records
 from course_lib.grade.judge import judge
 from course_lib.grade.outcome import Judgement, Part
 from course_lib.grade.template import Template
+from course_lib.lab import begin
 from course_lib.lab.notebook import as_text, learner_notebook, read_solution
+from tests.grade.conftest import command_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = ROOT / "solutions" / "04_gradient_buckets.py"
@@ -121,6 +128,15 @@ def test_a_learners_module_in_the_folder_it_is_run_from_is_not_imported(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
+def test_nor_is_it_where_a_notebook_asks_for_a_verdict(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    (folder / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    begin(submission="bob.ipynb")
+    assert "stub_left" in capsys.readouterr().out
+    assert not (tmp_path / "ran").exists()
+
+
 def test_records_among_the_submissions_are_not_graded_the_next_time(folder: Path) -> None:
     for _ in range(2):
         found, _ = _grade(folder, folder / "out", only=["eve"])
@@ -151,6 +167,30 @@ def test_an_interrupt_leaves_no_folder_and_records_nothing_that_was_not_judged(
     assert list((tmp_path / "temporary").iterdir()) == []
     entries = [json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines()]
     assert entries and all(entry["judgement"]["status"] != "grader_error" for entry in entries)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_batch_that_is_ended_leaves_no_process_and_no_folder(
+    tmp_path: Path, notebook: Callable[..., str], number: int
+) -> None:
+    mark = f"course-batch-{os.getpid()}-{number}"
+    sleeps = f"import subprocess\nsubprocess.run(['python3', '-c', 'import time; print(1); time.sleep(60) # {mark}'])"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "in" / "eve.ipynb").write_text(notebook({"4.1": sleeps}))
+    command = [sys.executable, "-c", "from course_lib.cli import main; main()", "grade", "04", "in", "--out", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
+    course = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for _ in range(300):
+        if mark in command_lines():
+            break
+        time.sleep(0.1)
+    course.send_signal(number)
+    _, said = course.communicate(timeout=30)
+    assert (course.returncode, b"interrupted" in said) == (130, True), said
+    assert mark not in command_lines()
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert (tmp_path / "out" / "journal.jsonl").read_text() == ""
 
 
 def test_the_journal_keeps_what_has_odd_line_ends(tmp_path: Path) -> None:

@@ -87,3 +87,21 @@ def test_names_become_ids_that_fit_a_file_name(tmp_path: Path, template: Templat
     found = _found(tmp_path, template)
     assert {"a_b", "a_b_"} < set(found) and len(found) == 5
     assert all(len(f".{name}.html-12345678".encode()) < 200 for name in found)
+
+
+def test_a_folder_that_can_only_be_listed_is_a_fault_of_one_submission(
+    tmp_path: Path, template: Template, monkeypatch
+) -> None:
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut" / "04.ipynb").write_text("{}")
+    (tmp_path / "bob.ipynb").write_text("{}")
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "shut":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    found = _found(tmp_path, template)
+    assert found["bob"].file and found["shut"].fault == "it cannot be read: Permission denied"

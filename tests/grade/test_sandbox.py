@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.grade import sandbox
+from tests.grade.conftest import command_lines
 
 pytestmark = pytest.mark.skipif(sandbox.level() == sandbox.WEAK, reason="no namespaces here")
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,7 @@ def test_a_detached_grandchild_ends_with_it(tmp_path: Path) -> None:
             f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60) # {mark}'],\n"
             "                 start_new_session=True, stdout=subprocess.DEVNULL)\nprint('left')")  # fmt: skip
     assert _run(code, tmp_path).output.strip() == b"left"
-    assert mark not in _command_lines()
+    assert mark not in command_lines()
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import signal, time\nfor s in (2, 15): signal.signal(s, "
@@ -87,7 +88,7 @@ def test_all_of_it_is_over_when_it_was_ended(tmp_path: Path) -> None:
             f"  subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60) # {mark}'],\n"
             "                   start_new_session=True, stdout=subprocess.DEVNULL)\ntime.sleep(60)")  # fmt: skip
     assert _run(code, tmp_path, seconds=1).why == "timeout"
-    assert mark not in _command_lines()
+    assert mark not in command_lines()
 
 
 @pytest.mark.parametrize("made", ["for _ in range(3000): os.mkdir('d'); os.chdir('d')",
@@ -118,7 +119,7 @@ def test_without_namespaces_a_detached_grandchild_ends_too(tail: str, tmp_path: 
             f"                 start_new_session=True, stdout=subprocess.DEVNULL)\nprint('left', flush=True)\n{tail}")
     ended = _run(code, tmp_path, seconds=2)
     assert (ended.output.strip(), ended.why) == (b"left", "timeout" if tail else "")
-    assert mark not in _command_lines()
+    assert mark not in command_lines()
 
 
 @pytest.mark.slow
@@ -126,13 +127,3 @@ def test_a_shaped_fabric_can_be_made_inside(tmp_path: Path) -> None:
     code = "from course_lib.launch.fabric import shaped_works; print(shaped_works())"
     ended = sandbox.start(["-c", code], work=tmp_path).wait(60)
     assert ended.output.strip() in (b"True", b"False")
-
-
-def _command_lines() -> str:
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(path.read_text(errors="replace"))
-        except OSError:
-            continue
-    return "\n".join(line for line in lines if "pytest" not in line)
