@@ -15,6 +15,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -128,6 +129,7 @@ def _build_root(plan: dict) -> None:
     for name in ("proc", "dev", "run"):
         os.makedirs(f"{root}/{name}", exist_ok=True)
     _mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV)
+    _limit_processes(f"{root}/proc/sys/kernel", plan["limits"]["RLIMIT_NPROC"])
     for name in DEVICES:
         _bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
@@ -146,6 +148,19 @@ def _build_root(plan: dict) -> None:
     _checked(_libc.umount2(b"/.outside", MNT_DETACH), "leaving the old root")
     os.rmdir("/.outside")
     _mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _limit_processes(settings: str, most: int) -> None:
+    """RLIMIT_NPROC does not bind root, as whom a grader may run. Since Linux 6.14 a pid namespace has a limit of its
+    own; before, this would be the limit of the whole machine, which is not ours to change."""
+    major, minor = (int(re.match(r"\d+", part)[0]) for part in os.uname().release.split(".")[:2])
+    if (major, minor) < (6, 14):
+        return
+    try:
+        Path(settings, "pid_max").write_text(str(most))
+    except PermissionError:  # not root: then the other limit binds
+        return
+    _bind(settings, settings, read_only=True)  # the program's user is the one who may write there
 
 
 def _bind(source: str, target: str, read_only: bool) -> None:

@@ -110,6 +110,20 @@ def test_memory_is_limited(tmp_path: Path) -> None:
     assert b"MemoryError" in ended.output
 
 
+def _processes_are_limited() -> bool:
+    return os.getuid() != 0 or tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 14)
+
+
+@pytest.mark.skipif(not _processes_are_limited(), reason="before Linux 6.14 nothing limits the processes of root")
+def test_the_number_of_processes_is_limited(tmp_path: Path) -> None:
+    code = ("import os, time\ntry: open('/proc/sys/kernel/pid_max', 'w').write('30000')\n"
+            "except OSError as error: print(error.errno)\ntry:\n"
+            "  for _ in range(500):\n    if os.fork() == 0: time.sleep(60); os._exit(0)\n"
+            "except BlockingIOError: print('no more')")  # fmt: skip
+    said = _run(code, tmp_path, limits=sandbox.Limits(processes=400)).output.split(b"\n")
+    assert said[0] in (b"13", b"30") and said[1] == b"no more", said
+
+
 @pytest.mark.parametrize("tail", ["", "import time; time.sleep(60)"])
 def test_without_namespaces_a_detached_grandchild_ends_too(tail: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sandbox, "level", lambda: sandbox.WEAK)
