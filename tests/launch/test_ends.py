@@ -97,9 +97,9 @@ def test_a_rank_that_is_stopped_or_does_not_answer_is_said():
 
 def test_a_long_line_does_not_take_long(capsys):
     start = time.monotonic()
-    run(lambda: sys.stdout.write("y" * (16 << 20)) and None, ranks=1, fabric="loopback")
-    assert time.monotonic() - start < 3
-    assert len(capsys.readouterr().out) == (16 << 20) + len("[rank 0] \n")
+    run(lambda: sys.stdout.write("y" * (40 << 20)) and None, ranks=1, fabric="loopback")
+    assert time.monotonic() - start < 8  # joined anew with every part it took twenty
+    assert len(capsys.readouterr().out) == (40 << 20) + len("[rank 0] \n")
 
 
 def _client(code, **environment):
