@@ -43,7 +43,10 @@ class Run:
 
 
 def run(template: Template, submission: Submission, failed: Collection[str]) -> Run:
-    """Run the rebuilt notebook top to bottom. When exercises `failed`, what only demonstrates is left out."""
+    """Run the rebuilt notebook top to bottom. When exercises `failed`, what only demonstrates is left out.
+
+    Raises `RuntimeError` if the engine did not start: that is no fault of the notebook.
+    """
     notebook = rebuilt(template, submission)
     with sandbox.folder("course-run-") as work:
         nbformat.write(notebook, work / "in.ipynb")
@@ -54,6 +57,9 @@ def run(template: Template, submission: Submission, failed: Collection[str]) -> 
         argv = ["-c", "from course_lib.grade.engine_inside import main; main()", sandbox.path_of(work, "")]
         ended = sandbox.start(argv, work=work, limits=limits).wait(NOTEBOOK_SECONDS + GRACE_SECONDS)
         report, executed = _read(work)
+    started = report and not (report.get("outcome") == "ok" and report.get("last") is None)
+    if not started and not ended.why:
+        raise RuntimeError(f"the notebook's run did not start: {ended.output[-2000:].decode(errors='replace')}")
     outcome = ended.why or report.get("outcome")
     if outcome != "ok" and outcome not in tuple(_SENTENCES):  # the notebook's code can write a report of its own
         outcome = "kernel_died"

@@ -120,6 +120,7 @@ def main() -> None:
     CourseEngine.plan = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
     CourseEngine.report = {"outcome": "ok", "last": None, "completed": [], "errors": [], "code": None}
     papermill_engines.register("course", CourseEngine)
+    _write(folder, CourseEngine.report | {"outcome": "kernel_died"})  # if nobody comes to write another
     try:
         execute_notebook(str(folder / "in.ipynb"), str(folder / "out.ipynb"), engine_name="course",
                          parameters=CourseEngine.plan["parameters"], kernel_name="python3", progress_bar=False,
@@ -127,7 +128,11 @@ def main() -> None:
     except Exception as error:  # papermill raises for a cell's error once it has saved the notebook
         print(f"{type(error).__name__}: {str(error)[:1000]}")
     finally:
-        (folder / "report.json").write_text(json.dumps(CourseEngine.report), encoding="utf-8")
+        _write(folder, CourseEngine.report)
+
+
+def _write(folder: Path, report: dict) -> None:
+    (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
 
 
 if __name__ == "__main__":

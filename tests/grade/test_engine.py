@@ -40,6 +40,15 @@ def test_an_outcome_that_no_run_has_is_a_kernel_that_died(
     assert engine.run(template, submission(), []).outcome == "kernel_died"
 
 
+@pytest.mark.parametrize("report", ["", json.dumps({"outcome": "ok", "last": None})], ids=["no engine", "no kernel"])
+def test_an_engine_that_did_not_start_is_no_fault_of_the_notebook(
+    report: str, left, template: Template, submission: Callable[..., Submission]
+) -> None:
+    left(report)
+    with pytest.raises(RuntimeError, match="did not start"):
+        engine.run(template, submission(), [])
+
+
 def test_a_notebook_that_cannot_be_written_costs_nothing_but_itself(tmp_path: Path) -> None:
     class Evil(dict):
         def __getattr__(self, name: str) -> None:
