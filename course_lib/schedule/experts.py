@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from course_lib.tensor.collective import InFlight
+from course_lib.tensor.collective import InFlight, in_memory, same_everywhere
 
 Exchange = Callable[[torch.Tensor], InFlight]
 """Sends off what a stage gives; its result is what the next stage takes. It must be its own transpose, because
@@ -27,14 +27,15 @@ gradients go back by the same."""
 
 def exchange_over(group: dist.ProcessGroup | None) -> Exchange:
     """Equal shares: of a tensor whose first dimension the ranks divide, part k goes to rank k. Raises `ValueError`
-    where they do not divide it."""
+    where they do not divide it, or the ranks' tensors differ."""
 
     def exchange(x: torch.Tensor) -> InFlight:
+        same_everywhere(x, group)
         ranks = dist.get_world_size(group)
         if x.shape[0] % ranks:
             raise ValueError(f"{x.shape[0]} rows cannot go to {ranks} ranks in equal shares; choose a multiple of "
                              f"{ranks}")
-        x = x.contiguous()
+        x = in_memory(x)
         y = torch.empty_like(x)
         return y, x, dist.all_to_all_single(y, x, group=group, async_op=True)
 

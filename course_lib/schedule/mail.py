@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.schedule.action import SENDS, Action, Op, Schedule, ScheduleError
+from course_lib.tensor.collective import in_memory
 
 
 class Shapes:
@@ -77,7 +78,7 @@ class Mail:
     def send(self, action: Action, tensor: torch.Tensor) -> None:
         """Hand a tensor over; it is kept until it has gone."""
         self._sent = [(kept, work) for kept, work in self._sent if not (work.is_completed() and work.wait())]
-        tensor, peer = tensor.detach().to(self._device).contiguous(), self._peer(action)
+        tensor, peer = in_memory(tensor.detach().to(self._device)), self._peer(action)
         work = dist.isend(tensor, self._global[peer], group=self._ways[self._rank, peer])
         self._sent.append((tensor, work))
 

@@ -68,7 +68,7 @@ class Pass:
     def _forward(self, stage: int, i: int) -> None:
         pipeline = self.pipeline
         x = self.window[i][0] if stage == 0 else self._take(Action(Op.RECV_F, stage, i))
-        if x.is_floating_point() and (stage > 0 or stage in pipeline._splits):
+        if (x.is_floating_point() or x.is_complex()) and (stage > 0 or stage in pipeline._splits):
             x = x.detach().requires_grad_()
         output = self._through(stage, i, x)
         if stage + 1 < pipeline.schedule.stages:

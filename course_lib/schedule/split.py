@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from course_lib.schedule.action import ScheduleError
+
 
 @dataclass
 class _Joint:
@@ -56,14 +58,19 @@ def backward_input(output: torch.Tensor, grad: torch.Tensor | None, x: torch.Ten
 
     `grad` is the gradient of `output`, or None for a scalar. Where the output does not depend on `x`, or `x` needs no
     gradient (tokens), the first is None and the whole backward is left for the second. A custom autograd function
-    that does not look at which gradient is wanted computes both in each half.
+    that does not look at which gradient is wanted computes both in each half. Raises `ScheduleError` for a checkpoint
+    with use_reentrant=True, whose graph does not show its weights.
     """
     params = [p for p in params if p.requires_grad]
     grad = torch.ones_like(output) if grad is None else grad
     if not output.requires_grad:
         return None, WeightHalf([])
     root = get_gradient_edge(output)
-    path = _leading_to(root.node, get_gradient_edge(x).node) if x.requires_grad else set()
+    before = _before(root.node)
+    if any(node.name() == "CheckpointFunctionBackward" for node in before):
+        raise ScheduleError("a checkpoint with use_reentrant=True cannot go backward in two halves; use "
+                            "use_reentrant=False, or a schedule whose backward is whole")
+    path = _leading_to(before, get_gradient_edge(x).node) if x.requires_grad else set()
     joints = _joints(path, params) if root.node in path else [
         _Joint([root.node], params, {root.node: (*[None] * root.output_nr, grad)})]
     if root.node not in path:
@@ -85,8 +92,8 @@ def _next(node: Node) -> list[Node]:
     return [after for after, _ in node.next_functions if after is not None]
 
 
-def _leading_to(root: Node, target: Node) -> set[Node]:
-    """The nodes on any way from `root` to `target`, both included; empty where there is none."""
+def _before(root: Node) -> dict[Node, list[Node]]:
+    """Every node that can be reached from `root`, with those that lead to it at once."""
     before: dict[Node, list[Node]] = {root: []}
     todo = [root]
     while todo:
@@ -96,6 +103,11 @@ def _leading_to(root: Node, target: Node) -> set[Node]:
                 before[after] = []
                 todo.append(after)
             before[after].append(node)
+    return before
+
+
+def _leading_to(before: dict[Node, list[Node]], target: Node) -> set[Node]:
+    """The nodes on any way from the root of `before` to `target`, both included; empty where there is none."""
     found, todo = set(), [target] if target in before else []
     while todo:
         node = todo.pop()

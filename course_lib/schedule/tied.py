@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.schedule.action import Schedule, ScheduleError
+from course_lib.tensor.collective import in_memory
 
 Ties = Sequence[Sequence[tuple[int, str]]]
 
@@ -35,14 +36,18 @@ class Tied:
             if len(holders) > 1:
                 group = dist.new_group([ranks[h] for h in holders], use_local_synchronization=True)
                 with torch.no_grad():
-                    dist.broadcast(mine[0], ranks[holders[0]], group=group)
+                    value = in_memory(mine[0])
+                    dist.broadcast(value, ranks[holders[0]], group=group)
+                    mine[0].copy_(value)
                 self._shared.append((mine[0], group))
 
     def sum(self) -> None:
         """Add up the gradients of all copies. Every rank that holds one calls it."""
         for param, group in self._shared:
-            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
-            dist.all_reduce(param.grad, group=group)
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            total = in_memory(grad)
+            dist.all_reduce(total, group=group)
+            param.grad = total if total is grad else torch.empty_like(param).copy_(total)
 
 
 def _parameter(module: nn.Module, stage: int, name: str) -> nn.Parameter:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from course_lib.tensor.collective import InFlight, arrived, start_gather, start_scatter
+from course_lib.tensor.collective import InFlight, arrived, same_everywhere, start_gather, start_scatter
 from course_lib.tensor.shard import place, share
 
 
@@ -36,6 +36,7 @@ def linear_scatter(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGro
 
     Backward all-gathers and multiplies in as many chunks. Raises `ValueError` where the ranks do not divide `time`.
     """
+    same_everywhere(x, group)
     share(x.shape[-2], group, "the length of the sequence")
     return _LinearScatter.apply(*_autocast(x, weight), group, _checked(chunks))
 
@@ -122,6 +123,7 @@ def _outer(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _arriving(x: torch.Tensor, group: dist.ProcessGroup | None, chunks: int) -> Iterator[torch.Tensor]:
     """Each chunk of all ranks, (ranks, …, rows, width), once it is there; the next one is on its way by then."""
+    same_everywhere(x, group)
     first, *others = _cut(x, chunks)
     coming = start_gather(first, group)
     for part in others:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from course_lib.tensor.collective import arrived, start_gather, start_scatter
+from course_lib.tensor.collective import arrived, same_everywhere, start_gather, start_scatter
 from course_lib.tensor.shard import place, share
 
 
@@ -73,16 +73,19 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 
 def _summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    same_everywhere(x, group)
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
 def _joined(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    same_everywhere(x, group)
     return torch.cat(arrived(start_gather(x, group)).unbind(), dim=dim)
 
 
 def _summed_part(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    same_everywhere(x, group)
     share(x.shape[dim], group, f"dimension {dim} of the activations")
     return arrived(start_scatter(torch.stack(x.chunk(place(group)[1], dim=dim)), group))
 

@@ -67,7 +67,8 @@ def full_state(model: nn.Module, gradients: bool = False) -> dict[str, torch.Ten
         value, shard = param.grad if gradients else param.detach(), getattr(module, "shards", {}).get(leaf)
         if shard is not None and value is not None:
             parts = [torch.empty_like(value) for _ in range(place(module.group)[1])]
-            dist.all_gather(parts, value.contiguous(), group=module.group)
+            mine = value.resolve_conj().resolve_neg().contiguous()
+            dist.all_gather(parts, mine, group=module.group)
             value = shard.join(parts)
         out[name] = None if value is None else value.clone()
     return out
