@@ -11,7 +11,7 @@ from typing import Any
 from course_lib.overlap import Report, Row
 from course_lib.trace.diagnose import Finding, diagnose
 from course_lib.trace.host import CpuRule
-from course_lib.trace.measure import measure, waits
+from course_lib.trace.measure import measure, pooled_waits, waits
 from course_lib.trace.reader import Trace, load
 
 COLUMNS = ("rank", "step", "T ms", "compute", "comm", "exposed", "hidden", "overlap", "share", "busy", "wait",
@@ -50,15 +50,9 @@ def cells(row: Row, wait: tuple[int, int] | None) -> tuple[str, ...]:
 
 def table_rows(found: Report) -> list[tuple[str, ...]]:
     """Per rank and step, then pooled per rank, then over all; pooled rows only where they pool something."""
-    each = waits(found)
-
-    def pooled(rank: int | None) -> tuple[int, int] | None:
-        mine = [w for (r, _), w in each.items() if rank is None or r == rank]
-        return (sum(w for w, _ in mine), sum(t for _, t in mine)) if mine else None
-
-    rows = [cells(r, each.get((r.rank, r.step))) for r in found.rows]
-    rows += [cells(r, pooled(r.rank)) for r in found.ranks if r.steps > 1]
-    return rows + ([cells(found.pooled, pooled(None))] if len(found.ranks) > 1 else [])
+    each = {**waits(found), **pooled_waits(found)}
+    rows = [*found.rows, *(r for r in found.ranks if r.steps > 1), *([found.pooled] if len(found.ranks) > 1 else [])]
+    return [cells(r, each.get((r.rank, r.step))) for r in rows]
 
 
 def shown_rows(found: Report) -> tuple[list[tuple[str, ...]], str]:
@@ -75,7 +69,7 @@ def shown_rows(found: Report) -> tuple[list[tuple[str, ...]], str]:
 def summary(trace: Trace, found: Report, findings: Sequence[Finding]) -> dict[str, Any]:
     """Everything as JSON types. Times are nanoseconds; null means that there was none or that it cannot be known, and
     the row's `sentence` says which."""
-    each = waits(found)
+    each = {**waits(found), **pooled_waits(found)}
 
     def row(r: Row) -> dict[str, Any]:
         wait = each.get((r.rank, r.step))

@@ -40,6 +40,23 @@ def test_json_is_for_programs(write) -> None:
     assert nothing["pooled"]["comm"] is None and nothing["diagnosis"][0]["code"] == "no-events"
 
 
+def two_ranks(write) -> None:
+    """Rank 1 comes 50 and 200 us later than rank 0 to two collectives that overlap."""
+    for rank, starts in enumerate(((300, 400), (350, 600))):
+        names = ("ncclDevKernel_AllReduce_Sum_f32(x)", "ncclDevKernel_AllGather(x)")
+        moved = [kernel(name, start, 800 - start, 0, 20 + i) for i, (name, start) in enumerate(zip(names, starts))]
+        write([step(1, 0, 1000), kernel(GEMM, 100, 50, 0), *moved, step(2, 1000, 500)], f"run/rank-{rank}.json")
+
+
+def test_wait_and_transfer_are_the_same_in_table_and_json(write, tmp_path) -> None:
+    two_ranks(write)
+    found = json.loads(run(tmp_path / "run", "--json").output)
+    assert [(r["wait"], r["transfer"]) for r in found["rows"] if r["step"] == 1] == [(50_000, 450_000), (0, 450_000)]
+    assert (found["pooled"]["wait"], found["pooled"]["transfer"]) == (50_000, 900_000)
+    (line,) = (line for line in run(tmp_path / "run").output.splitlines() if line.count(" all ") == 2)
+    assert [cell.strip() for cell in line.split("│")[-3:-1]] == ["0.050", "0.900"]
+
+
 def test_the_page_needs_no_network(write, tmp_path) -> None:
     out = tmp_path / "report.html"
     done = run(write(one_step()), "--html", out)
