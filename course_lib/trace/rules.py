@@ -48,7 +48,7 @@ def same_stream(trace: Trace, found: Report) -> Iterator[Finding]:
 
 def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
     """Communication that only runs when the backward pass is over has nothing left to hide under."""
-    exposed_after = exposed_all = first = total = 0
+    exposed_after = exposed_all = before = first = total = 0
     ranks = set()
     for r in trace.ranks:
         ends, compute = _backward_ends(r), _union(s for s in r.timeline if s.kind == "compute")
@@ -57,8 +57,9 @@ def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
         for step in sorted(set(ends) & {row.step for row in found.rows if row.rank == r.rank}):
             begin, end = windows.get(step, (-2**62, 2**62))
             comm = [s for s in transfers if s.step == step or (s.step < 0 and begin <= s.start < end)]
-            bare = subtract(_union(comm), compute)
-            tail = length(intersect(bare, np.array([(ends[step], 2**62)], np.int64)))
+            bare, after = subtract(_union(comm), compute), np.array([(ends[step], 2**62)], np.int64)
+            tail = length(intersect(bare, after))
+            before += length(subtract(_union(comm), after))
             exposed_after, exposed_all, total = exposed_after + tail, exposed_all + length(bare), total + len(comm)
             first += sum(s.start < ends[step] for s in comm)
             if tail:
@@ -66,14 +67,18 @@ def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
     if not total or exposed_after < 0.5 * exposed_all or exposed_after < 0.02 * found.pooled.span:
         return
     if first <= total // 10:
-        says, do = ("Communication starts only after the end of backward.",
+        says, do = (("Most communication" if first else "Communication") + " starts only after the end of backward.",
                     "Look for what holds it back: gradients reduced after the loop, no_sync() around the last "
                     "micro-step, a device synchronisation or copy before the reduction, one bucket as large as the "
                     "model, buckets filled in another order than the gradients become ready.")
     else:
+        rest = exposed_all - exposed_after
         says, do = ("The last communication of the step runs after the end of backward.",
                     "Make the last bucket smaller (the last bucket can never hide behind its own backward), or send "
-                    "less there; the rest already overlaps as far as the wire allows.")
+                    "less there; " + (
+                        "what runs before is hidden already." if rest <= 0.1 * before else
+                        f"{_ms(rest)} of {_ms(before)} before that end are exposed as well, with no compute recorded "
+                        "beside them: look there for a blocking wait, a late rank, gaps between operators."))
     yield Finding("after-backward", says, f"{_ms(exposed_after)} of {_ms(exposed_all)} exposed communication lie "
                   f"behind the end of backward; {first} of {total} transfers started before it.", do,
                   tuple(sorted(ranks)), exposed_after)
@@ -112,12 +117,15 @@ def late_rank(trace: Trace, found: Report) -> Iterator[Finding]:
     if found.late and wait > 0.1 * transfer:
         names = ", ".join(map(str, found.late))
         who = f"Rank {names} is late" if len(found.late) == 1 else f"Ranks {names} are late"
-        most = ": most of what looks like communication on the others is waiting." if wait > transfer else "."
+        others = [row for row in found.rows if row.rank not in found.late]
+        waited = sum(total.get((row.rank, row.step), (0, 0))[0] for row in others)
+        most = (": most of what looks like communication on the others is waiting."
+                if waited > sum(row.comm or 0 for row in others) / 2 else ".")
         yield Finding(
             "late-rank", who + most,
             f"Ranks waited {_ms(wait)} and transferred {_ms(transfer)} ({wait / (wait + transfer):.0%} waiting).",
-            "A faster wire or smaller buckets will not help. Compare what the late ranks do before the collective: "
-            "data loading, uneven shapes, host gaps, another job on the node.", found.late, wait)
+            "A faster wire or smaller buckets do not shorten this wait. Compare what the late ranks do before the "
+            "collective: data loading, uneven shapes, host gaps, another job on the node.", found.late, wait)
 
 
 def clocks(trace: Trace, found: Report) -> Iterator[Finding]:

@@ -37,7 +37,24 @@ def test_55_the_last_bucket_is_another_matter(write) -> None:
     loaded = trace.load(write(backward(launched(ALL_REDUCE, 12 * MS, 20 * MS, 2, stream=20),
                                        launched(ALL_REDUCE, 50 * MS, 10 * MS, 3, stream=20, at=49.9 * MS))))
     found = next(f for f in trace.diagnose(loaded) if f.code == "after-backward")
-    assert "last" in found.says and "smaller" in found.do
+    assert "last" in found.says and "smaller" in found.do and "hidden already" in found.do
+
+
+def test_what_is_exposed_before_the_end_of_backward_is_not_called_hidden(write) -> None:
+    events = [step(1, 0, 100 * MS), event("cpu_op", BACKWARD, 5 * MS, 40 * MS), *launched(GEMM, 10 * MS, 5 * MS, 1),
+              *launched(ALL_REDUCE, 15 * MS, 20 * MS, 2, stream=20), *launched(GEMM, 40 * MS, 10 * MS, 3),
+              *launched(ALL_REDUCE, 50 * MS, 30 * MS, 4, stream=20)]
+    found = next(f for f in trace.diagnose(trace.load(write(events))) if f.code == "after-backward")
+    assert "30 ms of 50 ms" in found.evidence
+    assert "20 ms of 20 ms before that end are exposed as well" in found.do and "hidden already" not in found.do
+
+
+def test_only_is_said_of_all(write) -> None:
+    early = launched(ALL_REDUCE, 12 * MS, 1 * MS, 2, stream=20)
+    late = [e for i in range(9) for e in launched(ALL_REDUCE, (50 + 5 * i) * MS, 4 * MS, 3 + i, stream=20)]
+    for first, said in ((early, "Most communication starts only after"), ([], "Communication starts only after")):
+        found = trace.diagnose(trace.load(write(backward(first, late))))
+        assert next(f for f in found if f.code == "after-backward").says.startswith(said)
 
 
 def test_57_58_launched_early_started_late(write) -> None:
@@ -66,6 +83,18 @@ def test_52_a_late_rank_is_named_and_waiting_is_no_transfer(write, tmp_path) -> 
                                   (2, 1): (0, 20_000_000)}
     assert next(f for f in trace.diagnose(loaded) if f.code == "late-rank").ranks == (2,)
     assert "clocks" not in codes(loaded)
+
+
+def test_most_of_the_communication_is_more_than_most_of_what_could_be_matched(write, tmp_path) -> None:
+    def says(alone: int) -> str:
+        for rank, start in enumerate((100, 150)):
+            send = launched("ncclDevKernel_SendRecv(x)", 5 * MS, alone * MS, 3, stream=20) if rank == 0 else []
+            write([step(1, 0, 300 * MS), *launched(GEMM, 1 * MS, (start - 2) * MS, 1), *send,
+                   *launched(ALL_REDUCE, start * MS, (170 - start) * MS, 2, stream=20)], f"run/rank-{rank}.json")
+        return next(f for f in trace.diagnose(trace.load(tmp_path / "run")) if f.code == "late-rank").says
+
+    assert says(10) == "Rank 1 is late: most of what looks like communication on the others is waiting."
+    assert says(90) == "Rank 1 is late."
 
 
 def test_53_ends_that_differ_are_clocks_that_disagree(write, tmp_path) -> None:
