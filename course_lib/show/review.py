@@ -29,17 +29,19 @@ _BINS = 60
 _TOP, _GAP, _HEIGHT = 46, 44, 225
 
 
-def review(timeline: Timeline, *, title: str | None = None, dark: bool = False, width_px: int = 700) -> Picture:
+def review(timeline: Timeline, *, found: Report | None = None, title: str | None = None, dark: bool = False,
+           width_px: int = 700) -> Picture:
     """Draw the three figures of a measured timeline, all ranks pooled.
 
     Left: hidden and exposed communication as a share of each step. Middle: how busy an average rank is
     in the course of the step of median time, compute alone and with communication (what a utilisation
     counter shows: a waiting collective counts as busy). Right: the time of every step with its
-    coefficient of variation. Raises `ValueError` when the timeline has no steps.
+    coefficient of variation. `found` are the numbers to show (default: those of `overlap.report`). Raises
+    `ValueError` when the timeline has no steps.
     """
     from course_lib.show.picture import Picture
 
-    found = report(timeline)
+    found = found or report(timeline)
     if not timeline.steps:
         raise ValueError("nothing to review: the timeline has no step spans (record with measure_step())")
     look = theme(dark)
@@ -127,7 +129,7 @@ def _variation(axes: Axes, _timeline: Timeline, found: Report, look: Theme) -> t
     times = np.array(found.step_times) / 1e6
     axes.plot(range(len(times)), times, "o-", color=look.ink, linewidth=1, markersize=4)
     axes.set_ylim(0, max(times) * 1.15)
-    _numbered(axes, list(range(len(times))), look)
+    _numbered(axes, sorted({row.step for row in found.rows}), look)
     axes.set_ylabel("ms", fontsize=8, color=look.muted, labelpad=1)
     return "step time varies by", "one step" if found.variation is None else f"{found.variation * 100:.1f} %"
 

@@ -9,8 +9,10 @@ from html import escape
 from course_lib.overlap import Report
 from course_lib.show import figure, review
 from course_lib.show.picture import Picture
+from course_lib.show.scene import typical_step
 from course_lib.trace.command import COLUMNS, table_rows
 from course_lib.trace.diagnose import Finding
+from course_lib.trace.measure import measure
 from course_lib.trace.reader import Trace
 
 _PAGE = """<!DOCTYPE html>
@@ -25,7 +27,7 @@ _PAGE = """<!DOCTYPE html>
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 1.5em auto; max-width: 1100px; padding: 0 1em; }}
 img {{ max-width: 100%; display: block; margin: 1em 0; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-td, th {{ text-align: right; padding: .15em .7em; border-bottom: 1px solid #ddd; }}
+td, th {{ text-align: right; padding: .15em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }}
 .wide {{ overflow-x: auto; }}
 </style>
 </head>
@@ -53,7 +55,8 @@ def page(trace: Trace, found: Report, findings: Sequence[Finding], step: int | N
     rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in table_rows(found))
     return _PAGE.format(
         title="Trace: " + escape(trace.timeline.provenance), sentence=escape(found.sentence),
-        pictures=_image(lambda: figure(trace.timeline, step=step)) + _image(lambda: review(trace.timeline)),
+        pictures=_image(lambda: figure(trace.timeline, step=typical_step(found))) +
+        _image(lambda: review(trace.timeline, found=found if step is None else measure(trace))),
         head="".join(f"<th>{name}</th>" for name in COLUMNS), rows=rows, files=files,
         findings=said or "<li>Nothing stands out: no rule found evidence of a known cause.</li>")
 
