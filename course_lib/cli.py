@@ -72,6 +72,9 @@ def grade(
     self_check: Annotated[
         bool, typer.Option("--self-check", help="Judge the course's own solution, stub and planted wrong answers.")
     ] = False,
+    notebook: Annotated[
+        bool, typer.Option(help="Also run each notebook from top to bottom, for people to look at.")
+    ] = True,
 ) -> None:
     """Judge submissions in a sandbox. Exit code: 0 all graded, 1 a person is needed, 2 usage, 3 environment,
     4 a fault of the grader, 130 interrupted."""
@@ -79,7 +82,7 @@ def grade(
 
     raise typer.Exit(
         grade_command(lab, submissions, out, jobs=jobs, only=only or [], regrade=regrade, seed=seed,
-                      require_isolation=require_isolation, self_check=self_check)
+                      require_isolation=require_isolation, self_check=self_check, notebook=notebook)
     )  # fmt: skip
 
 

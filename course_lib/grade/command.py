@@ -14,7 +14,8 @@ INTERRUPTED = 130
 
 
 def grade_command(lab: str | None, place: Path | None, out: Path | None, *, jobs: int, only: Sequence[str],
-                  regrade: bool, seed: int | None, require_isolation: bool, self_check: bool) -> int:  # fmt: skip
+                  regrade: bool, seed: int | None, require_isolation: bool, self_check: bool,
+                  notebook: bool) -> int:  # fmt: skip
     """Returns the exit code: 0 all graded, 1 a person is needed, 2 usage, 3 environment, 4 grader bug, 130."""
     if lab is None and not self_check:
         return _refuse("say which lab: course grade 04 submissions/ --out grades/", batch.USAGE)
@@ -33,7 +34,7 @@ def grade_command(lab: str | None, place: Path | None, out: Path | None, *, jobs
             return run_self_check(root, lab or "04", jobs=jobs, seed=seed)
         with _ended_as_by_ctrl_c():
             judgements = batch.grade(lab, place, out, root=root, jobs=jobs, only=only, regrade=regrade, seed=seed,
-                                     say=_progress())  # fmt: skip
+                                     notebook=notebook, say=_progress())  # fmt: skip
     except (FileNotFoundError, ValueError) as error:
         return _refuse(str(error), batch.USAGE)
     except OSError as error:

@@ -84,19 +84,24 @@ def hog(wanted: bool) -> Iterator[None]:
 def test_everybody_gets_the_right_outcome(time: int, beside_a_hog: bool, tmp_path: Path, notebook: Callable[..., str],
                                           sources: dict[str, str], template: Template) -> None:
     everybody = dict(members(notebook, sources, template))
-    place, out = tmp_path / "class", tmp_path / "out"
-    place.mkdir()
-    for name, member in everybody.items():
-        (place / f"{name}.ipynb").write_text(member.text)
-    with hog(beside_a_hog):
-        done = subprocess.run([*COURSE, "grade", "04", str(place), "--out", str(out), "--jobs", "2"], cwd=ROOT,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    print(done.stdout)
-    assert done.returncode in (0, 1), done.stderr
-    with open(out / "grades.csv", newline="") as file:
-        rows = {row["id"]: row for row in csv.DictReader(file)}
-    journal = [json.loads(line)["judgement"] for line in (out / "journal.jsonl").read_text().splitlines()]
-    parts = {judgement["id"]: {part["id"]: part for part in judgement["parts"]} for judgement in journal}
+    out, rows, parts = tmp_path / "out", {}, {}
+    for group, planted in (("others", False), ("planted", True)):
+        place, records = tmp_path / group, out / group
+        place.mkdir()
+        for name, member in everybody.items():
+            if name.startswith("planted") == planted:
+                (place / f"{name}.ipynb").write_text(member.text)
+        # What their notebooks show is seen once; what they are judged by, every time.
+        options = ["--no-notebook"] if planted and time > 1 else []
+        with hog(beside_a_hog):
+            done = subprocess.run([*COURSE, "grade", "04", str(place), "--out", str(records), "--jobs", "2", *options],
+                                  cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        print(done.stdout)
+        assert done.returncode in (0, 1), done.stderr
+        with open(records / "grades.csv", newline="") as file:
+            rows |= {row["id"]: row for row in csv.DictReader(file)}
+        journal = [json.loads(line)["judgement"] for line in (records / "journal.jsonl").read_text().splitlines()]
+        parts |= {judgement["id"]: {part["id"]: part for part in judgement["parts"]} for judgement in journal}
 
     assert {name: rows[name]["status"] for name, member in everybody.items()
             if rows[name]["status"] not in member.outcomes} == {}
@@ -112,5 +117,5 @@ def test_everybody_gets_the_right_outcome(time: int, beside_a_hog: bool, tmp_pat
         assert float(rows["solution"]["fair_score"]) > 0.3
     else:
         assert rows["solution"]["points"] == "" and beside_a_hog, "an idle machine gives a verdict"
-    assert (out / "feedback" / "solution.html").read_text().count("data:image/png") == 2
-    assert nbformat.read(out / "notebooks" / "solution.ipynb", as_version=4).cells
+    assert (out / "others" / "feedback" / "solution.html").read_text().count("data:image/png") == 2
+    assert nbformat.read(out / "others" / "notebooks" / "solution.ipynb", as_version=4).cells
