@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
@@ -26,12 +26,14 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Template:
-    """The instructor's notebook of a lab as learners get it, and which of its cells are exercises."""
+    """The instructor's notebook of a lab as learners get it, and which of its cells are exercises. `solution` has the
+    sources of these cells as the instructor wrote them, where there are solutions."""
 
     lab: str
     name: str
     notebook: NotebookNode
     exercises: dict[str, Exercise]
+    solution: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, lab: str, root: Path) -> Template:
@@ -41,8 +43,9 @@ class Template:
         """
         number = lab.zfill(2)
         if sources := sorted((root / "solutions").glob(f"{number}_*.py")):
-            notebook = learner_notebook(sources[0], read_solution(sources[0]))
-            return cls(number, sources[0].stem, notebook, of_lab(number))
+            full = read_solution(sources[0])
+            solution = {c.metadata.exercise: c.source for c in full.cells if "exercise" in c.metadata}
+            return cls(number, sources[0].stem, learner_notebook(sources[0], full), of_lab(number), solution)
         if notebooks := sorted((root / "labs").glob(f"{number}_*.ipynb")):
             return cls(number, notebooks[0].stem, nbformat.read(notebooks[0], as_version=4), of_lab(number))
         raise FileNotFoundError(f"there is no lab {number} in {root}: neither solutions/ nor labs/ has it")

@@ -9,6 +9,8 @@ from typing import Any
 from course_lib.lab import record, registry
 from course_lib.lab.errors import CheckFailed
 from course_lib.lab.guard import Broke, TookTooLong, time_limit
+from course_lib.lab.judging import Stumbled
+from course_lib.lab.judging import verdict as verdict_of
 from course_lib.lab.model import CheckResult, Exercise, Row, Verdict
 from course_lib.lab.present import result_as_html, result_as_text, show
 
@@ -41,7 +43,7 @@ def evaluate(number: str, answer: Any = _NOTHING, *, seed: int | None = None) ->
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     try:
         with time_limit(SECONDS):
-            verdict = exercise.check(answer, random.Random(f"{number}/{seed}"))
+            verdict = verdict_of(exercise, answer, random.Random(f"{number}/{seed}"))
     except NotImplementedError:
         raise CheckFailed(
             f"exercise {number} is not written yet: replace the line `raise NotImplementedError(…)` in its cell, "
@@ -49,6 +51,8 @@ def evaluate(number: str, answer: Any = _NOTHING, *, seed: int | None = None) ->
         ) from None
     except Broke as broke:
         verdict = Verdict((Row("your code runs without an exception", False, "a result", str(broke)),))
+    except Stumbled as stumbled:
+        verdict = Verdict((stumbled.row,))
     except TookTooLong:
         verdict = Verdict((Row("your code comes to an end", False, f"within {SECONDS:.0f} s", "it was still running"),))
     result = CheckResult(number, exercise.title, verdict.rows, seed, verdict.mistake)

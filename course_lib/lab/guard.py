@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +25,62 @@ class TookTooLong(BaseException):
     """The time limit is over. No `except Exception` in the learner's code can swallow it."""
 
 
+class Latest:
+    """The last `call`, as the learner would write it, and what it gave; `shown` is empty if there was none. It keeps
+    nothing alive but single numbers and texts: some checks look at what the learner's code lets go of."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.remember("", None)
+
+    def remember(self, shown: str, value: Any) -> None:
+        self.shown, self._kind = shown, type(value).__name__
+        single = value is None or isinstance(value, int | float | complex | str | bytes)
+        try:
+            self._value = (lambda: value) if single else weakref.ref(value)
+        except TypeError:  # a list, say
+            self._value = lambda: None
+        self._none = value is None
+
+    def text(self, longest: int) -> str:
+        """What it gave, in at most about `longest` characters; its type where it cannot be shown or is gone."""
+        value = self._value()
+        if value is None:
+            return "None" if self._none else f"a value of the type {self._kind}"
+        try:
+            return repr(value)[:longest]
+        except Exception:  # more than 4300 digits, or a __repr__ of the learner's
+            return f"a value of the type {self._kind} that cannot be shown"
+
+
+latest = Latest()
+"""Of the check that runs in this process: there is one at a time, because its time limit needs the main thread."""
+
+
 def call(function: Callable[..., Any], *arguments: Any, shown: str) -> Any:
     """The value of `function(*arguments)`. `shown` is the call as the learner would write it.
 
     Raises `Broke` when it raises, and lets `NotImplementedError` through: that is a stub.
     """
+    latest.forget()
     try:
-        return function(*arguments)
+        value = function(*arguments)
     except NotImplementedError:
         raise
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise Broke(f"{shown} raised {said}{_place(error)}") from error
+        raise Broke(f"{shown} raised {in_words(error)}{_place(error)}") from error
+    latest.remember(shown, value)
+    return value
+
+
+def in_words(error: BaseException) -> str:
+    """The kind of an exception and its message, which may be one that cannot be shown."""
+    try:
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    except Exception:
+        return type(error).__name__
 
 
 def on_its_side(function: Callable[..., Any], answer: Any, *arguments: Any) -> Any:
