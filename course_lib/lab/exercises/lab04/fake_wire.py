@@ -20,11 +20,11 @@ class FakeWork:
     """The handle of a launched bucket."""
 
     def __init__(self, wire: FakeWire, bucket: int) -> None:
-        self._wire, self._bucket = wire, bucket
+        self._wire, self.bucket = wire, bucket
 
     def wait(self, timeout: object = None) -> bool:
         """On ranks this blocks until the bucket has arrived."""
-        self._wire.note("wait", self._bucket)
+        self._wire.note("wait", self.bucket)
         return True
 
     def is_completed(self) -> bool:

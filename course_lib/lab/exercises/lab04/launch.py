@@ -17,17 +17,17 @@ The learner writes one method of this class; the cell of the exercise gives the 
 
 `uses` is 1 for nearly every parameter. It is 2 for one whose hook runs twice before its gradient is
 complete: a tied weight inside re-entrant checkpoints, or any weight over two micro-steps. The check makes
-its own `Reducer(buckets, uses, wire)` on a fake wire and calls `on_gradient_ready`. It looks only at
-what reaches the wire, so the attributes may be changed.
+its own `Reducer(buckets, uses, wire)` on a fake wire and calls `on_gradient_ready`. It looks at what reaches the
+wire, and that `handles` has what `launch` returned; the other attributes may be changed.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from course_lib.lab.exercises.lab04.fake_wire import FakeWire
+from course_lib.lab.exercises.lab04.fake_wire import FakeWire, FakeWork
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 
@@ -58,16 +58,21 @@ MISTAKES = {
     "`self.next_bucket`.",
     "launches_late": "Your buckets leave later than they could. The call that completes a bucket whose turn it is "
     "should launch it itself: each later call is time that the wire stands still.",
+    "drops_the_handles": "You launch buckets and do not keep what `launch` returns. The handle is all there is to wait "
+    "on: without it, 4.3 cannot know when a bucket has arrived, and would use gradients that are still on the wire. "
+    "Append every handle to `self.handles`.",
 }
 
 
 class Case(NamedTuple):
-    """One backward pass on one rank: the calls of the hook in order, and the wire that saw what they did."""
+    """One backward pass on one rank: the calls of the hook in order, the wire that saw what they did, and the buckets
+    whose handles are in `handles` afterwards."""
 
     buckets: list[list[int]]
     uses: dict[int, int]
     calls: list[int]
     wire: FakeWire
+    kept: list[int]
 
     def full_at(self) -> list[int]:
         """For each bucket the number of the call that completes it."""
@@ -89,7 +94,8 @@ class Case(NamedTuple):
         twice = [index for index, uses in self.uses.items() if uses > 1]
         extra = f" ({twice[0]} is used twice)" if twice else ""
         left = [f"{event.bucket} in call {event.during + 1}" for event in self.wire.launches()]
-        return f"buckets {self.buckets}{extra}, hook called for {self.calls}: launched {', '.join(left) or 'nothing'}"
+        return (f"buckets {self.buckets}{extra}, hook called for {self.calls}: launched {', '.join(left) or 'nothing'}"
+                f"; self.handles has {len(self.kept)} of {len(left)} handles")
 
 
 @exercise("4.2", title="launch when full", minutes=15, needs="Reducer", hints=HINTS, mistakes=MISTAKES, kind="class")
@@ -115,6 +121,8 @@ def launch_when_full(answer: type, draw: random.Random) -> Verdict:
              lambda c: c.order() == sorted(c.order())),
         _row("no bucket leaves late", "launched by the call that makes it possible", cases,
              lambda c: all(e.during <= c.due_at()[e.bucket] for e in c.wire.launches())),
+        _row("the handle of each launch is kept", "in self.handles, for the wait of exercise 4.3", cases,
+             lambda c: set(c.order()) <= set(c.kept)),
     )  # fmt: skip
     return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(cases, tied))
 
@@ -133,7 +141,7 @@ def _mistake(cases: list[Case], tied: list[Case]) -> str:
         return "one_per_call"
     if any(e.during > c.due_at()[e.bucket] for c in cases for e in c.wire.launches()):
         return "launches_late"
-    return ""
+    return "drops_the_handles" if not all(set(c.order()) <= set(c.kept) for c in cases) else ""
 
 
 def _not_early(case: Case) -> bool:
@@ -183,4 +191,13 @@ def _played(answer: type, buckets: list[list[int]], uses: dict[int, int], calls:
     for number, index in enumerate(calls):
         wire.call = number
         call(hook, index, shown=f"on_gradient_ready({index}), call {number + 1} of {calls},")
-    return Case(buckets, uses, calls, wire)
+    return Case(buckets, uses, calls, wire, _buckets_of(getattr(reducer, "handles", None)))
+
+
+def _buckets_of(handles: Any) -> list[int]:
+    """The buckets of the handles in a collection; in a dictionary they are the values."""
+    try:
+        found = list(handles.values() if isinstance(handles, dict) else handles)
+    except TypeError:
+        return []
+    return [handle.bucket for handle in found if isinstance(handle, FakeWork)]

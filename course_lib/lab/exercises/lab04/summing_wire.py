@@ -39,9 +39,9 @@ class SummingWork(FakeWork):
     def wait(self, timeout: object = None) -> bool:
         super().wait(timeout)
         if not self._arrived:
-            flat = self._wire.memory[self._bucket]
+            flat = self._wire.memory[self.bucket]
             if flat._version != self._version:
-                self._wire.touched.append(self._bucket)
+                self._wire.touched.append(self.bucket)
             flat.copy_(self._total)
             self._arrived = True
         return True
