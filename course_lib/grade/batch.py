@@ -27,16 +27,17 @@ ALL_GRADED, A_PERSON, USAGE, ENVIRONMENT, GRADER_BUG = 0, 1, 2, 3, 4
 
 
 def find_root(start: Path | None = None) -> Path:
-    """The course's folder, here or above, or else where this library lies: it holds solutions/ or labs/.
+    """The course's folder: the one that this library lies in, or where it is installed without the course, the nearest
+    one, from `start` up, that has solutions/ or labs/ beside a course_lib/.
 
+    What lies where the command is given comes last, and a solutions/ alone is no course: submissions may lie there.
     Raises `FileNotFoundError`.
     """
     start = (start or Path.cwd()).resolve()
-    package = Path(__file__).resolve().parents[2]
-    for folder in (start, *start.parents, package):
-        if (folder / "solutions").is_dir() or ((folder / "labs").is_dir() and (folder / "course_lib").is_dir()):
+    for folder in (sandbox.PACKAGE.parent, start, *start.parents):
+        if (folder / sandbox.PACKAGE.name).is_dir() and any((folder / n).is_dir() for n in ("solutions", "labs")):
             return folder
-    raise FileNotFoundError(f"there is no course in {start} or above it: neither solutions/ nor labs/")
+    raise FileNotFoundError(f"there is no course in {start} or above it: no labs/ beside a course_lib/")
 
 
 def grade(lab: str, place: Path, out: Path | None, *, root: Path, jobs: int = 1, only: Sequence[str] = (),

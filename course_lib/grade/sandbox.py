@@ -8,6 +8,7 @@ import json
 import os
 import selectors
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
@@ -209,7 +210,7 @@ def _environment(home: str) -> dict[str, str]:
         "PATH": path,
         "HOME": home,
         "LANG": "C.UTF-8",
-        "PYTHONPATH": str(PACKAGE.parent),
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *_added_libraries()]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "random",
         "IPYTHONDIR": f"{home}/.ipython",
@@ -225,6 +226,7 @@ def _read_only() -> list[str]:
     """What a program needs in order to run: the system, this interpreter, and course_lib. Parents come first."""
     interpreter = [sys.base_prefix, sys.prefix, str(Path(sys.executable).resolve().parent)]
     libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    libraries += _added_libraries()
     wanted = [*SYSTEM, *(f"/etc/{name}" for name in SETTINGS), *interpreter, *libraries, str(PACKAGE)]
     real = [path for path in wanted if os.path.exists(path) and not os.path.islink(path)]
     chosen: list[str] = []
@@ -232,6 +234,15 @@ def _read_only() -> list[str]:
         if not any(path == above or path.startswith(above + "/") for above in chosen):
             chosen.append(path)
     return chosen
+
+
+def _added_libraries() -> list[str]:
+    """Folders of packages that are not the interpreter's own: those of the user (`pip install --user`), which lie in a
+    home that the sandbox does not have, and those of PYTHONPATH. No other folder of `sys.path` is one, and least of all
+    the one in which the command was given."""
+    own = {*site.getsitepackages(), *(sysconfig.get_path(name) for name in ("purelib", "platlib"))}
+    names = ("site-packages", "dist-packages")
+    return [path for path in dict.fromkeys(sys.path) if os.path.basename(path) in names and path not in own]
 
 
 def _links() -> list[tuple[str, str]]:

@@ -137,6 +137,26 @@ def test_nor_is_it_where_a_notebook_asks_for_a_verdict(folder: Path, tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("handed_in", [["solutions"], ["labs"], ["solutions", "labs", "course_lib", ".course"]])
+def test_the_course_is_not_taken_from_among_submissions(handed_in: list[str], folder: Path, monkeypatch) -> None:
+    """A whole tree that a learner hands in is none either: labs and checks come from the library that grades."""
+    for name in handed_in:
+        (folder / name).mkdir()
+    (folder / "solutions").mkdir(exist_ok=True)
+    (folder / "solutions" / "04_gradient_buckets.py").write_text("# %% [markdown]\n# nothing to do here\n")
+    monkeypatch.chdir(folder)
+    assert batch.find_root() == ROOT == batch.find_root(folder)
+
+
+def test_a_library_that_is_installed_alone_finds_the_course_around_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batch.sandbox, "PACKAGE", tmp_path / "site-packages" / "course_lib")
+    for name in ("site-packages/course_lib", "course/course_lib", "course/labs/deep", "handed_in/solutions"):
+        (tmp_path / name).mkdir(parents=True)
+    assert batch.find_root(tmp_path / "course" / "labs" / "deep") == tmp_path / "course"
+    with pytest.raises(FileNotFoundError, match="no labs/ beside a course_lib/"):
+        batch.find_root(tmp_path / "handed_in")
+
+
 def test_records_among_the_submissions_are_not_graded_the_next_time(folder: Path) -> None:
     for _ in range(2):
         found, _ = _grade(folder, folder / "out", only=["eve"])

@@ -28,6 +28,20 @@ def test_it_sees_no_solutions_no_other_submissions_and_no_secrets(tmp_path: Path
     assert ended.output.strip() == b"[]"
 
 
+def test_it_finds_packages_of_the_user_and_of_pythonpath_and_nothing_beside_them(tmp_path: Path, monkeypatch) -> None:
+    """`pip install --user` puts them into a home, and the sandbox has none."""
+    packages, work = tmp_path / "home" / "site-packages", tmp_path / "work"
+    for folder in (packages, work, tmp_path / "submissions"):
+        folder.mkdir(parents=True)
+    (packages / "only_there.py").write_text("print(6 * 7)")
+    (packages.parent / "secret").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "submissions"), *sys.path, str(packages)])
+    code = (f"import only_there, os; print(os.listdir({str(packages.parent)!r}), "
+            f"os.path.exists({str(tmp_path / 'submissions')!r}))")  # fmt: skip
+    ended = sandbox.start(["-c", code], work=work).wait(30)
+    assert ended.output.split(b"\n")[:2] == [b"42", b"['site-packages'] False"], ended.output
+
+
 def test_it_writes_only_to_its_work_and_tmp(tmp_path: Path) -> None:
     code = ("for p in ('/x', '/usr/x', '/etc/x', '/tmp/x', '/box/x', '/dev/x'):\n"
             "  try: open(p, 'w'); print(p)\n  except OSError: pass")  # fmt: skip
