@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from course_lib import record
 from course_lib.compress.memory import Memory, Names
+from course_lib.compress.saved import refuse_other
 from course_lib.compress.second import second
 from course_lib.launch.wire import Wire
 from course_lib.train.bucket import Bucket
@@ -197,31 +198,21 @@ class Compressor(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on as if it had not stopped. Save one a rank: residuals differ."""
-        return {"settings": dict(self.settings), "size": self.size, "rank": self.rank, "shapes": dict(self.shapes),
-                "updates": self.updates, "memories": {n: m.state_dict() for n, m in self.memories.items()}}
+        return {**self._whose(), "updates": self.updates,
+                "memories": {n: m.state_dict() for n, m in self.memories.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises `ValueError`, with nothing changed, for the state of another scheme, model, rank or number of
         ranks."""
-        name = type(self).__name__
-        if not {"settings", "size", "rank", "shapes", "updates", "memories"} <= state.keys():
-            raise ValueError(f"this is not the state of a {name}: pass what its state_dict() returned")
-        if state["settings"] != self.settings:
-            raise ValueError(f"the state was saved with {state['settings']}, and this is {self.settings}; build {name} "
-                             "with the settings of the state")
-        if state["size"] != self.size:
-            raise ValueError(f"the state was saved on {state['size']} ranks and there are {self.size}: a residual "
-                             f"belongs to its rank. Resume on {state['size']} ranks, or start without a state")
-        if state["rank"] != self.rank:
-            raise ValueError(f"the state is that of rank {state['rank']} and this is rank {self.rank}: a residual "
-                             "belongs to its rank. Save and load one state a rank")
-        if state["shapes"] != self.shapes:
-            raise ValueError(f"the state belongs to another model ({_difference(state['shapes'], self.shapes)}); build "
-                             "the model it was saved with, or start without a state")
+        refuse_other(type(self).__name__, state, self._whose())
         for key, memory in self.memories.items():
             memory.load_state_dict(state["memories"][key])
         self.updates = state["updates"]
         self._forget()
+
+    def _whose(self) -> dict[str, Any]:
+        """What a state must have in common with this to be its own."""
+        return {"settings": dict(self.settings), "size": self.size, "rank": self.rank, "shapes": dict(self.shapes)}
 
     # small things
 
@@ -267,8 +258,3 @@ def _error_of(done: Future) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def _difference(saved: Mapping[str, tuple], mine: Mapping[str, tuple]) -> str:
-    name = next(n for n in (*saved, *mine) if saved.get(n) != mine.get(n))
-    return f"{name!r} is {saved.get(name, 'not there')} in the state and {mine.get(name, 'not there')} here"
