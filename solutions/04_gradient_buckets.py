@@ -33,7 +33,7 @@ from course_lib.tune import compare, sweep
 
 wire = Fabric(gbit=1.0, latency_us=4000, kind=fabric)
 repeats = 3 if quick else 7
-caps_mb = (1, 2, 4, 8, 16) if quick else (1, 2, 3, 4, 8, 16)
+caps_mb = (1, 4, 16) if quick else (1, 2, 3, 4, 8, 16)
 
 # %% [markdown] id="symbols"
 # ## The words
