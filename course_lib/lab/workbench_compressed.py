@@ -22,7 +22,8 @@ has a second phase."""
 class Compressed(Measured):
     """An update with one scheme. `bytes` is what a rank sends by the Wire's count, `kernel_bytes` what the kernel saw
     of it, headers included (None where no kernel counts). `from_library` is the largest difference of a gradient
-    element from the library's same scheme, as a fraction of the largest element (None where there is none)."""
+    element from the library's same scheme, as a fraction of the largest element (None where there is none); gradients
+    are compared that have no two entries of one magnitude."""
 
     bytes: float
     kernel_bytes: float | None
@@ -83,7 +84,7 @@ def _on_rank(load, own, bucket_mb, repeats):
         wrapped = wrap("bucketed", model, **layout, **({"comm_hook": hook, "hook_state": state} if state else {}))
         steps[name] = Step(_update(wrapped, state), lambda model=model: model.zero_grad(set_to_none=False))
         counted = state.wire_bytes if state and name not in own else lambda: current_wire().traffic.total_bytes
-        with gradients.instant(model):
+        with gradients.instant(model), gradients.without_ties(model):
             for _ in range(2):
                 steps[name].prepare()
                 before, kernel = counted(), _kernel()

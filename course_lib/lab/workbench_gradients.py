@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,28 @@ def instant(model: nn.Sequential) -> Iterator[None]:
     yield
     for layer, (forward_ns, backward_ns) in zip(model, times):
         layer.forward_ns, layer.backward_ns = forward_ns, backward_ns
+
+
+@contextmanager
+def without_ties(model: nn.Module) -> Iterator[None]:
+    """Inside the block the entries of a parameter's gradient differ in magnitude, each on every rank in a place of its
+    own: there is one right choice of the largest, and a difference from it is a mistake and not a tie.
+
+    An emulated layer's gradient repeats many magnitudes. For parameters of up to 2**22 entries: of more, float32 cannot
+    tell all apart.
+    """
+    hooks = [param.register_hook(partial(_ranked, seed=n)) for n, param in enumerate(model.parameters())]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _ranked(gradient: torch.Tensor, seed: int) -> torch.Tensor:
+    """As large as `gradient`, and its entries are the multiples of 1/n of that, in an order drawn for the rank."""
+    generator = torch.Generator().manual_seed(1000 * dist.get_rank() + seed)
+    order = torch.randperm(gradient.numel(), generator=generator).view_as(gradient)
+    sign = 1 - 2 * (order % 2)
+    return ((order + 1) * sign).to(gradient.dtype) * (gradient.abs().max() / gradient.numel())
 
 
 def mean_gradient(model: nn.Sequential, micro_steps: int, skip: int | None = None) -> torch.Tensor:

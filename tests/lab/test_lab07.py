@@ -15,8 +15,10 @@ from course_lib.lab.pays import Cost, even_profile, pays_below, predicted
 from course_lib.lab.race import Lap, race
 from course_lib.lab.workbench import OwnRunFailed
 from course_lib.lab.workbench_compressed import as_matrices, compressed_runs, host_costs, top_k_bytes
+from course_lib.lab.workbench_gradients import flat_gradient, loss_of, without_ties
 from course_lib.lab.workbench_resume import resumed
 from course_lib.simulate.link import LinkCost
+from course_lib.train import emulated
 from course_lib.tune.calibrate import Load
 
 seeds = st.integers(0, 10**6)
@@ -188,6 +190,29 @@ def test_own_compressors_on_ranks_send_what_the_library_sends() -> None:
     assert found["bit"].from_library is None
     assert all(one.median_s > 0.011 and one.kernel_bytes is None for one in found.values())
     assert as_matrices(LOAD.model())[0].weights[0].shape == (128, 128)
+
+
+@pytest.mark.slow
+def test_gradients_of_large_layers_are_compared_without_ties() -> None:
+    """Which of two equal entries travels is nobody's mistake; an emulated layer of 65 536 entries has many of them."""
+    load, own = Load("equal", 2, 0.5, 1.0, 1.0, 1.0, LinkCost(1e-4, 1e-9)), {"top": lambda: TopK(0.01)}
+    assert load.model()[0].weights[0].numel() == 2**16
+    assert compressed_runs(load, own, fabric="loopback", repeats=2, bucket_mb=0.25)["top"].from_library == 0
+
+
+def test_without_ties_every_magnitude_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, places = emulated.equal(layers=1, mb=0.25, forward_ms=0, backward_ms=0), []
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with without_ties(model):
+            loss_of(model, rank, 0, 1).backward()
+        size = flat_gradient(model).abs()
+        assert len(size.unique()) == size.numel() == 2**16
+        places.append(int(size.argmax()))
+        model.zero_grad()
+    assert places[0] != places[1]
+    loss_of(model, 0, 0, 1).backward()
+    assert len(flat_gradient(model).abs().unique()) < 2**16, "an emulated gradient has ties"
 
 
 @pytest.mark.parametrize("answer, said", [
