@@ -27,6 +27,10 @@ class SynchronizationError(RuntimeError):
     """The ranks do not agree about what they have done. Raised on every rank, with the same sentence."""
 
 
+class Absent(SynchronizationError):
+    """Some ranks did not come. Raised on those that waited."""
+
+
 class Control:
     """Exchanges small byte strings among the ranks of `group`. Every rank must make the same calls."""
 
@@ -52,7 +56,7 @@ class Control:
         try:
             dist.all_gather(theirs, mine, group=self._channel, async_op=True).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, TimeoutError) as error:
-            raise SynchronizationError(self._absent(what, error)) from error
+            raise Absent(self._absent(what, error)) from error
         frames = [bytes(t.numpy()) for t in theirs]
         titles = [frame[:_TITLE].rstrip(b"\0").decode(errors="replace") for frame in frames]
         if len(set(map(_place, titles))) > 1:

@@ -83,7 +83,7 @@ class Delayed(Bucketed):
         layout = self.reducer.assignment
         self.reducer, union = self._under_way.popleft()
         self.reducer.wait()
-        self.reducer.deliver([bool(union & slot.bit) for slot in self.slots])
+        self.reducer.deliver([bool(union & slot.bit) for slot in self.slots], dropped_too=True)
         if self.reducer.assignment != layout:
             self.reducer.lay_out(layout)
         self._reduced = self._all if self.op == "sum" else 0

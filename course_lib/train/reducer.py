@@ -141,12 +141,12 @@ class Reducer:
         """Where the gradient of each parameter lies in the buckets."""
         return [bucket.views[k] for bucket, k in self._place]
 
-    def deliver(self, used: Sequence[bool]) -> None:
+    def deliver(self, used: Sequence[bool], dropped_too: bool = False) -> None:
         """Make `.grad` of every parameter what its bucket holds. `used[i]` is False for a parameter that no
-        rank used in this window: it keeps what it has, which may be None. Without views, a gradient that the training
-        loop has dropped stays away, as a view would."""
+        rank used in this window: it keeps what it has, which may be None. A gradient that the training loop has dropped
+        since its bucket left stays away, unless `dropped_too`."""
         for i, (param, view) in enumerate(zip(self.params, self.views())):
-            dropped = not self.as_view and self._versions[i] is not None
+            dropped = self._versions[i] is not None and not dropped_too
             if param.grad is view or (param.grad is None and (dropped or not used[i])):
                 continue
             if self.as_view:

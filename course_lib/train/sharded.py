@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,27 +14,25 @@ from torch.optim import Optimizer
 
 from course_lib.train.base import Strategy
 from course_lib.train.clip import clip_grad_norm
+from course_lib.train.control import Absent, SynchronizationError
 from course_lib.train.hooks import Slot
 from course_lib.train.sharded_gather import Gathers, Station, gathering
 from course_lib.train.sharded_layout import checked, layers, stations
-from course_lib.train.sharded_state import (
-    full_optimizer_state,
-    full_state,
-    load_full_optimizer_state,
-    load_full_state,
-)
+from course_lib.train.sharded_marks import Marks
+from course_lib.train.sharded_reduce import Reductions
+from course_lib.train.sharded_state import WholeStates
 from course_lib.train.sharded_unit import Unit
 from course_lib.train.status import Call
 
 
-class Sharded(Strategy):
+class Sharded(WholeStates, Strategy):
     """Each of n ranks keeps 1/n of the optimizer state (`stage=1`), of the gradient too (2), of the parameters too (3)
     (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020).
 
         model = Sharded(module, stage=3)
         optimizer = AdamW(model.shards())
         accumulate(model, window, loss_of, counts=counts, every=True)    # stage 1: without `every`
-        model.clip_grad_norm(1.0)
+        model.clip_grad_norm(1.0)    # nn.utils.clip_grad_norm_(model.parameters()) finds no gradient, and is refused
         optimizer.step()
         optimizer.zero_grad()
 
@@ -69,6 +66,10 @@ class Sharded(Strategy):
                  process_group: dist.ProcessGroup | None = None) -> None:
         if stage not in (1, 2, 3):
             raise ValueError(f"stage={stage!r}: choose 1 (optimizer state), 2 (and gradients) or 3 (and parameters)")
+        if compiled := [n or type(m).__name__ for n, m in module.named_modules()
+                        if hasattr(m, "_orig_mod") or m._compiled_call_impl is not None]:
+            raise ValueError(f"{compiled[0]!r} is compiled, and what is compiled does not gather its parameters; wrap "
+                             "the module as it was before torch.compile()")
         if prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: give the units to gather ahead, 0 or more")
         super().__init__(module, op=op, process_group=process_group)
@@ -80,9 +81,11 @@ class Sharded(Strategy):
         self._home = {slot.index: (unit, place) for place in places for unit in place.units for slot in unit.slots}
         self.ids |= {id(piece) for piece in self.shards()}
         self.gathers = Gathers(places, prefetch, stage < 3, weakref.WeakMethod(self._passed))
-        self._flying: deque[tuple[Unit, torch.Tensor, dist.Work]] = deque()
-        self._in_turn = not (find_unused or self.whole_gradients)  # there is memory to save by waiting
-        self._sent = self._left = 0  # reductions since the ranks last compared notes, and to come in this backward
+        in_turn = not (find_unused or self.whole_gradients)  # there is memory to save by waiting
+        self._reductions = Reductions(self.units, op, in_turn, keep=stage == 1)
+        self._marks = Marks(self.units)
+        self._unwanted: list[tuple[Unit, int]] = []
+        self._dropped = 0  # parameters whose gradient was dropped in this window, and that have no new one
         self._begin_backward()
 
     # the training loop's side
@@ -108,6 +111,7 @@ class Sharded(Strategy):
         return clip_grad_norm(self.shards(), max_norm, shards=self.group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """As an optimizer's: between two backward passes it drops what is on its way too."""
         for piece in self.shards():
             if piece.grad is not None:
                 piece.grad = None if set_to_none else piece.grad.zero_()
@@ -127,31 +131,6 @@ class Sharded(Strategy):
             self.gathers.close()
         super().close()
 
-    # whole states, the same on all ranks whatever their number
-
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        raise RuntimeError("the parameters are spread over the ranks: save full_state_dict(), called on every rank")
-
-    def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("the parameters are spread over the ranks: use load_full_state_dict(), on every rank")
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The module's own state dict, with sharded parameters in float32 at least. Collective call; fits
-        any number of ranks."""
-        return full_state(self.module, self.units)
-
-    def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take one over. Raises `ValueError` that names what is missing or has another shape."""
-        load_full_state(self.module, self.units, state)
-        self.gathers.invalidate()
-
-    def full_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """State by parameter name and hyper-parameters by group. Collective call; fits any number of ranks."""
-        return full_optimizer_state(self.units, optimizer)
-
-    def load_full_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        load_full_optimizer_state(self.units, optimizer, state)
-
     # what happens when
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -163,12 +142,22 @@ class Sharded(Strategy):
         self.gathers.invalidate()  # an evaluation since may have gathered
 
     def _agree(self, call: Call) -> None:
+        self._drop()
         self.progress.left(self.gathers.issued)
-        super()._agree(call)
+        try:
+            super()._agree(call)
+        except Absent as error:
+            mine = self.progress
+            raise SynchronizationError(
+                f"{error} Or they wait inside a forward or backward pass that rank {dist.get_rank()} left out, which "
+                f"ran {mine.forwards} forward and {mine.backwards} backward passes in window {self.window}: in ZeRO "
+                "every rank must run all of them, with a loss of 0 where there is nothing to learn") from error
 
     def _before_forward(self) -> None:
         if self.gathers.in_backward:
             self._complete_broken_backward()
+        self._drop()
+        self._settle()
         self._begin_backward()
         super()._before_forward()
 
@@ -176,79 +165,84 @@ class Sharded(Strategy):
         """The last backward raised, perhaps before any gradient, and the others wait for what it left out."""
         progress = self.progress
         if not progress.in_backward:
-            progress.in_backward, progress.running, self._left = True, progress.armed, len(self.units)
+            progress.in_backward, progress.running = True, progress.armed
+            self._reductions.begin()
         self.gathers.issue_rest()
-        while progress.running and self._left:
-            self._launch()
+        if progress.running:
+            self._reductions.rest()
         self.gathers.end_pass()
 
     def _before_synchronised_backward(self) -> None:
-        self._left = len(self.units)
+        self._reductions.begin()
 
     def _gradient_ready(self, slot: Slot) -> None:
+        if self._first:
+            self._first = False
+            self._drop()
+            self._settle()
+            self.progress.seen |= slot.bit
+        self._dropped &= ~slot.bit
         unit, station = self._home[slot.index]
         unit.waiting -= 1
         if station.index and not any(other.waiting for other in station.units):
             self.gathers.used(station)
 
     def _passed(self, station: Station) -> None:
-        """Backward has gone on from a station whose gradients are all there. Reductions leave in the reverse order of
-        the units, on every rank, whatever it used."""
-        self._ready |= {unit.index for unit in station.units}
-        while self.progress.running and self._left and self._left - 1 in self._ready:
-            self._launch()
+        """Backward has gone on from a station whose gradients are all there."""
+        self._reductions.ready(station.units, self.progress.running)
 
     def _after_synchronised_backward(self) -> None:
-        while self._left:
-            self._launch()
+        self._reductions.rest()
 
     def _end_backward(self) -> None:
         super()._end_backward()
         for unit in self.units:
             unit.collect()
         self._begin_backward()
+        self._marks.set()
 
     def _begin_backward(self) -> None:
-        self._ready: set[int] = set()
+        self._first = True
+        self._reductions.forget_ready()
         for unit in self.units:
             unit.waiting = len(unit.slots)
 
-    def _launch(self) -> None:
-        self._left -= 1
-        self._sent += 1
-        self._arrive(0 if self._in_turn else len(self.units))
-        unit = self.units[self._left]
-        unit.collect()
-        self._flying.append((unit, *unit.reduce(self.op)))
+    def _drop(self) -> None:
+        """Note what the training loop has dropped since the last backward pass."""
+        for unit, at, zeroed in self._marks.dropped():
+            self._unwanted.append((unit, at))
+            if not zeroed and self.find_unused:
+                self.progress.seen &= ~unit.slots[at].bit
+            elif not zeroed:
+                self._dropped |= unit.slots[at].bit
 
-    def _arrive(self, allowed: int) -> None:
-        """Take in what has been reduced, and wait until at most `allowed` reductions are on their way."""
-        while self._flying and (len(self._flying) > allowed or self._flying[0][2].is_completed()):
-            unit, whole, work = self._flying.popleft()
-            work.wait()
-            unit.arrived(whole)
-            if self.stage == 1 and unit.gradient is None:
-                unit.gradient = whole.zero_()
+    def _settle(self) -> None:
+        """Zero what was dropped, sent or not. Waits for what is on its way."""
+        if self._unwanted:
+            self._reductions.arrive()
+        for unit, at in self._unwanted:
+            unit.drop(at)
+        self._unwanted.clear()
 
     @torch.no_grad()
     def _finish(self) -> None:
-        self._arrive(0)
-        self._sent = 0
+        self._reductions.finish()
+        self._settle()
+        self._marks.clear()
         for unit in self.units:
             for slot, piece, grad in zip(unit.slots, unit.pieces, unit.cut(unit.sum)):
-                if self._union & slot.bit:
+                if self._union & slot.bit & ~self._dropped:
                     piece.grad = grad if piece.grad is None else piece.grad.add_(grad)
             unit.sum = None
+        self._dropped = 0
         self.gathers.invalidate()  # on every rank, also on one that is about to leave out its step by mistake
+        self._marks.lead_on()
 
     def _launched(self) -> int:
-        return self._sent
+        return self._reductions.sent
 
     def _drain(self, launched: int) -> None:
-        while self._sent < launched:
-            self._left = self._left or len(self.units)
-            self._launch()
-        self._arrive(0)
-        self._sent = self._left = 0
-        for unit in self.units:
-            unit.sum = unit.gradient = None
+        self._reductions.drain(launched)
+        self._marks.clear()
+        self._unwanted.clear()
+        self._dropped = 0

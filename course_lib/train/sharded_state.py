@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from course_lib.train.sharded_gather import Gathers
 from course_lib.train.sharded_unit import Unit
 
 
@@ -80,3 +81,33 @@ def _sharded(value: Any) -> bool:
     """Shards are 1-D, so what is 1-D has one value for each of their elements."""
     return torch.is_tensor(value) and value.dim() == 1
 
+
+class WholeStates:
+    """The part of `Sharded` that saves and loads: whole states, the same on all ranks whatever their number."""
+
+    module: nn.Module
+    units: list[Unit]
+    gathers: Gathers
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        raise RuntimeError("the parameters are spread over the ranks: save full_state_dict(), called on every rank")
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("the parameters are spread over the ranks: use load_full_state_dict(), on every rank")
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The module's own state dict, with sharded parameters in float32 at least. Collective call; fits
+        any number of ranks."""
+        return full_state(self.module, self.units)
+
+    def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take one over. Raises `ValueError` that names what is missing or has another shape."""
+        load_full_state(self.module, self.units, state)
+        self.gathers.invalidate()
+
+    def full_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """State by parameter name and hyper-parameters by group. Collective call; fits any number of ranks."""
+        return full_optimizer_state(self.units, optimizer)
+
+    def load_full_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        load_full_optimizer_state(self.units, optimizer, state)

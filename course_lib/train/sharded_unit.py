@@ -15,6 +15,14 @@ from torch import nn
 from course_lib import record
 from course_lib.collectives import all_gather_ring, reduce_scatter_ring, segments
 from course_lib.train.hooks import Slot
+from course_lib.train.unreadable import Unreadable
+
+
+class Elsewhere(Unreadable):
+    """In a parameter, while it is not gathered: its gradient lies in the shards."""
+
+    reason = ("the gradient of a ZeRO model lies in model.shards(), a part on every rank, and its parameters have "
+              "none: clip with model.clip_grad_norm(max_norm), read and scale what the shards have")
 
 
 class Unit:
@@ -85,7 +93,13 @@ class Unit:
         return True
 
     def wait(self) -> None:
-        """Until the parameters are there; only now can they be used."""
+        """Until the parameters are there; only now can they be used, and be given gradients."""
+        self._land()
+        for slot in self.slots:
+            if isinstance(slot.param.grad, Elsewhere):
+                slot.param.grad = None
+
+    def _land(self) -> None:
         if self.coming is None:
             return
         coming, self.coming = self.coming, None
@@ -96,7 +110,7 @@ class Unit:
 
     def free(self) -> None:
         """Give the gathered parameters up. One that is on its way is waited for: its memory is still written to."""
-        self.wait()
+        self._land()
         if self.whole:
             for slot in self.slots:
                 slot.param.data = slot.param.data.new_empty(0)
@@ -115,14 +129,15 @@ class Unit:
 
     def collect(self) -> None:
         """Move the gradients of a backward pass into the flat one, in float32 at least."""
-        if all(slot.param.grad is None for slot in self.slots):
+        grads = [None if isinstance(slot.param.grad, Elsewhere) else slot.param.grad for slot in self.slots]
+        if all(grad is None for grad in grads):
             return
         fresh = self.gradient is None
         if fresh:
             self.gradient = torch.empty(sum(self.sizes), dtype=self.wide, device=self._flat.device)
-        for slot, view in zip(self.slots, self.shape(self.gradient)):
-            if slot.param.grad is not None:
-                (view.copy_ if fresh else view.add_)(slot.param.grad)
+        for slot, grad, view in zip(self.slots, grads, self.shape(self.gradient)):
+            if grad is not None:
+                (view.copy_ if fresh else view.add_)(grad)
                 slot.param.grad = None
             elif fresh:
                 view.zero_()
@@ -138,3 +153,10 @@ class Unit:
     def arrived(self, whole: torch.Tensor) -> None:
         """Add this rank's segment of a reduced gradient to the sum of the window."""
         self.sum = self.own(whole).clone() if self.sum is None else self.sum.add_(self.own(whole))
+
+    def drop(self, at: int) -> None:
+        """Zero what this window has of the gradient of parameter `at`, here and, not sent yet, for other ranks."""
+        if self.gradient is not None:
+            self.shape(self.gradient)[at].zero_()
+        if self.sum is not None:
+            self.cut(self.sum)[at].zero_()

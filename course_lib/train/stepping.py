@@ -15,6 +15,7 @@ from course_lib.record import now
 from course_lib.train.bucket import Bucket
 from course_lib.train.bucketed import Bucketed
 from course_lib.train.control import SynchronizationError
+from course_lib.train.unreadable import Unreadable
 
 PER_PARAMETER = (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop)
 """Optimizers that update each parameter from its own gradient and its own state, and from nothing else."""
@@ -129,13 +130,7 @@ def only(optimizer: optim.Optimizer, ids: Collection[int]) -> Iterator[None]:
             group["params"] = params
 
 
-class Spent(torch.Tensor):
-    """A gradient that the update has used up. It can be zeroed or dropped; all else is refused."""
+class Spent(Unreadable):
+    """A gradient that the update has used up."""
 
-    _allowed = (torch.Tensor.zero_, torch.Tensor.requires_grad_, torch.Tensor.detach_, torch._foreach_zero_)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in cls._allowed or getattr(func, "__name__", "") == "__get__":
-            return super().__torch_function__(func, types, args, kwargs or {})
-        raise RuntimeError("this gradient has been applied already; " + TOO_LATE)
+    reason = "this gradient has been applied already; " + TOO_LATE

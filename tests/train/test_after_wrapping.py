@@ -17,8 +17,8 @@ from course_lib.train.control import Control
 from course_lib.train.data import synthetic
 from course_lib.train.gpt import squared_loss
 from course_lib.train.reference import reference
-from tests.train.cases import make_optimizer, mlp, state
-from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, inputs, model_of, same
+from tests.train.cases import make_optimizer, state
+from tests.train.on_ranks import OURS, RANKS, SMALL, backward, grads, inputs, model_of
 from tests.train.trainer import error_of
 
 VIEWS = {**OURS, "every_step": ("every_step", {"bucket_mb": SMALL}), "delayed": ("delayed", {"delay": 0})}
@@ -134,25 +134,6 @@ def test_a_gradient_whose_data_were_replaced_is_sent_again(got) -> None:
     for name, found in rank0.items():
         for mine, theirs, right in zip(found, rank1[name], rank0["bucketed copies"]):
             assert torch.equal(mine, theirs) and torch.allclose(mine, right, atol=1e-6), name
-
-
-@on_ranks
-def dropped():
-    """A discriminator gets a gradient from the generator's loss, which its own loop drops before its own window."""
-    out = {}
-    for name, (strategy, options) in OURS.items():
-        model = wrap(strategy, model_of(), **options)
-        backward(model, 0)
-        model.zero_grad()
-        backward(model, 1)
-        model.finish_gradient_synchronization()
-        out[name] = same(grads(model), alone(mlp, [1], "mean"))
-    return out
-
-
-def test_a_gradient_that_was_dropped_on_the_wire_stays_away(got) -> None:
-    for rank in got(dropped):
-        assert all(rank.values()), rank
 
 
 # a model that changes
