@@ -510,8 +510,9 @@ for one in summaries(against_published()):
 
 # %% id="defend-other"
 for label, other in (("a quarter of the network", cluster("a100-80", 64, network_gb=6.25)),
-                     ("1 GB/s a GPU", cluster("a100-80", 64, network_gb=1.0)),
                      ("0.5 GB/s a GPU", cluster("a100-80", 64, network_gb=0.5)),
+                     ("0.25 GB/s a GPU", cluster("a100-80", 64, network_gb=0.25)),
+                     ("0.1 GB/s a GPU", cluster("a100-80", 64, network_gb=0.1)),
                      ("GPUs of 40 GB", cluster("a100-40", 64)), ("8 GPUs of 40 GB", cluster("a100-40", 8))):
     plans_there, there = choices(other)
     if there is None:
@@ -522,10 +523,11 @@ for label, other in (("a quarter of the network", cluster("a100-80", 64, network
     print(f"{label:>25}: t = {there[0]}, p = {there[1]}, D = {there[2]}, N = {there[3]}, {ours.step.total:.2f} s{said}")
 
 # %% [markdown] id="defend-why"
-# So the defence has its limits in it: **the smallest model parallelism that fits**. It holds down to a network many
-# times slower than the one assumed; below that, a pipeline with few replicas sends least between the nodes. With GPUs
-# so small that the model has to be cut, it is cut as little as memory allows. In none of these rows is D = 8 the
-# answer for 64 GPUs, and N = B/(b·D) follows from D; it is not chosen first.
+# So the defence has its limits in it: **the smallest model parallelism that fits**. It holds down to a network fifty
+# times slower than the one assumed. Below that it pays to send less between the nodes: a GPU that holds an eighth of
+# the model has an eighth of the gradient to send. At a hundredth of the network D = 8 is the answer at last, by little,
+# and an update takes three times as long; at less it is D = 4. With GPUs so small that the model has to be cut, it is
+# cut as little as memory allows. N = B/(b·D) follows from D; it is not chosen first.
 #
 # ## What you would use in production
 #
