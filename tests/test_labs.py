@@ -32,6 +32,15 @@ def papermill(source: Path, folder: Path, **parameters) -> tuple[subprocess.Comp
     return done, nbformat.read(out, as_version=4)
 
 
+def quick_copy(solution: Path, to: Path) -> nbformat.NotebookNode:
+    """Write the solution as a notebook that runs in quick mode without being told, and return it."""
+    notebook = read_solution(solution)
+    cell = next(c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
+    cell.source = cell.source.replace("quick = False", "quick = True")
+    nbformat.write(notebook, to)
+    return notebook
+
+
 def only_shown(paths: list[Path], shown: set[str] = SHOWN):
     return [pytest.param(p, id=p.stem, marks=() if p.stem in shown else pytest.mark.slow) for p in paths]
 
@@ -59,3 +68,13 @@ def test_solution_runs_to_its_end(solution, fabric, tmp_path):
     text = "".join(o.get("text", "") + str(o.get("data", {}).get("text/plain", ""))
                    for c in out.cells for o in c.get("outputs", []))
     assert fabric in text or solution.stem != "04_gradient_buckets"  # its pictures say which wire carried them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solution", SOLUTIONS, ids=[path.stem for path in SOLUTIONS])
+def test_solution_runs_under_nbval(solution, tmp_path):
+    quick_copy(solution, tmp_path / "lab.ipynb")
+    done = subprocess.run([sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "-q",
+                           "--nbval-cell-timeout=120", "-p", "no:cacheprovider", "lab.ipynb"],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:]

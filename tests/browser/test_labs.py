@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 
-from course_lib.lab.notebook import read_solution
-from tests.test_labs import REPOSITORY, SOLUTIONS, only_shown
+from tests.test_labs import REPOSITORY, SOLUTIONS, only_shown, quick_copy
 
 KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 CELLS = "window.jupyterapp.shell.currentWidget.content.widgets"
@@ -32,10 +30,7 @@ def outputs(browser) -> list[dict]:
 @pytest.mark.parametrize("solution", only_shown(SOLUTIONS, {"04_gradient_buckets"}))
 def test_solution_runs_in_jupyterlab_and_its_sliders_are_alive(browser, lab, wait_for, solution):
     from selenium.webdriver.common.keys import Keys
-    notebook = read_solution(solution)
-    cell = next(c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
-    cell.source = cell.source.replace("quick = False", "quick = True")
-    nbformat.write(notebook, lab.folder / "lab.ipynb")
+    notebook = quick_copy(solution, lab.folder / "lab.ipynb")
     browser.set_script_timeout(240)
     open_and_run(browser, lab, wait_for, "lab.ipynb", 240)
     found = outputs(browser)

@@ -276,8 +276,10 @@ def test_interrupting_or_killing_the_client_leaves_nothing(how, tmp_path):
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     """))
+    # whoever runs the tests in the background ignores SIGINT, and so would the client
     client = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "TMPDIR": str(tmp_path)})
+                              env={**os.environ, "TMPDIR": str(tmp_path)},
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     pids = [int(client.stdout.readline().split()[-1]) for _ in range(2)]
     assert len(_leftovers(mark)) == 2
     if how == "interrupt":
