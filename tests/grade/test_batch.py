@@ -207,6 +207,8 @@ def test_a_batch_that_is_ended_leaves_no_process_and_no_folder(
         if mark in command_lines():
             break
         time.sleep(0.1)
+    else:
+        pytest.fail("the submission's process never ran, so there was nothing to leave behind")
     course.send_signal(number)
     _, said = course.communicate(timeout=30)
     assert (course.returncode, b"interrupted" in said) == (130, True), said
