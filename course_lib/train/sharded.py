@@ -38,6 +38,7 @@ class Sharded(WholeStates, Strategy):
 
     The optimizer holds `shards()`: this rank's part of every parameter, 1-D, in float32 at least, possibly without
     elements. After its step the parameters are gathered anew, in their own dtype, under the next forward.
+    A loss scaler has to be torch's `ShardedGradScaler`: an overflow may lie in one rank's shard alone.
 
     A *unit* is gathered, and its gradient reduced, as one. `units` names modules; by default they are the members of
     the model's outermost lists and sequences. All other parameters, and those that two units share, form one unit that

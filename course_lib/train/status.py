@@ -150,7 +150,8 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
     if len({(s.window, s.steps) for s in statuses}) > 1:
         counts = ", ".join(f"rank {r}: {s.steps} steps in {s.window} windows" for r, s in zip(ranks, statuses))
         return (f"{window}: the ranks are not at the same update ({counts}), so their parameters differ; step the "
-                "optimizer on all ranks or on none")
+                "optimizer on all ranks or on none; with ZeRO a loss scaler must be a ShardedGradScaler "
+                "(torch.distributed.fsdp.sharded_grad_scaler), which looks for overflows in the shards of all ranks")
     if len({s.places for s in statuses}) > 1:
         return (f"{window}: the ranks sent their buckets at different places among other collectives of the group, so "
                 "these were paired with each other; give collectives inside backward a process group of their own "
