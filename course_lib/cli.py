@@ -192,7 +192,7 @@ def tune(
     micro_batch: Annotated[
         int | None, typer.Option(help="b: rows of one micro-step on a rank, those that the factory feeds.")
     ] = None,
-    target_caps: Annotated[str, typer.Option(help="Bucket sizes to consider, in MB.")] = "1,2,4,8,16,25",
+    target_caps: Annotated[str, typer.Option(help="Bucket sizes to consider, in MB.")] = "1,2,4,8,16,25,50,100",
     candidates: Annotated[int, typer.Option(help="How many layouts to measure at most.")] = 4,
     repeats: Annotated[int, typer.Option(help="How often each of them is measured, in alternation.")] = 9,
     timeout: Annotated[float, typer.Option(help="Seconds for everything.")] = 600.0,

@@ -14,7 +14,7 @@ from course_lib.tune.sweep import check_caps, label, merged, message_sizes, refu
 if TYPE_CHECKING:
     from torch import nn
 
-CAPS_MB = (1, 2, 4, 8, 16, 25)
+CAPS_MB = (1, 2, 4, 8, 16, 25, 50, 100)
 PROFILED = 5
 """Updates that are profiled, after one that is not."""
 
