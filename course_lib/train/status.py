@@ -130,7 +130,8 @@ def verdict(ranks: Sequence[int], statuses: Sequence[Status], names: Sequence[st
                 "so nothing was sent; call model(…) and not model.module(…), and checkpoint with use_reentrant=False")
     if bad := where(lambda s: s.loose == 2):
         return (f"{window}: {ranks_text(bad)} ran two backward passes without a forward pass between them, and only "
-                "the first was sent; add up the losses and run one backward pass, or one after each forward pass")
+                "the first was sent; add up the losses and run one backward pass, or one after each forward pass, and "
+                "checkpoint with use_reentrant=False")
     if bad := where(lambda s: s.touched):
         return (f"{window}: a gradient of {ranks_text(bad)} was changed while it was on the wire; clip, unscale, "
                 "average and zero gradients after finish_gradient_synchronization(), not before it")
