@@ -17,17 +17,18 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_lib.lab.exercises.lab02.replay import Exchange, Outcome, calls_text, replay
-from course_lib.lab.guard import call
+from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Flats = list["Tensor"]
 Buckets = list[list[str]]
+NAMES = [f"layer{i}.weight" for i in range(6)]
 
 HINTS = (
     "Two things change between save and load: the process (only rank 0's file is there) and the buckets. What about a "
@@ -47,6 +48,8 @@ MISTAKES = {
     "by_bucket": "You keep residuals by the number of their bucket. Buckets are rebuilt after the first window, and "
     "then the same number holds other parameters. Keep them by name.",
     "dropped": "Your residuals start at zero again. What was not sent yet is lost at every restart.",
+    "one_size": "It works where all parameters have the same number of entries, and not elsewhere. Cut each flat "
+    "residual by `sizes`, in the order of its bucket.",
     "hangs": "Some ranks call gather and others do not. They wait for each other for ever. Every rank saves, although "
     "only one writes.",
 }
@@ -87,10 +90,12 @@ class Case(NamedTuple):
 
 @exercise("7.4", title="keep the residual", minutes=8, needs="Checkpoint", hints=HINTS, mistakes=MISTAKES, kind="class")
 def keep_the_residual(answer: type, draw: random.Random) -> Verdict:
-    """Rows over checkpoints whose buckets are the same afterwards, and over others whose are not."""
+    """Rows over checkpoints whose buckets are the same afterwards, and over others whose are not. In these all
+    parameters have one size, and new buckets as many entries as the old ones had, so that nothing but the numbers shows
+    a mix-up. Whoever gets these right is given parameters of several sizes."""
     cases = []
     for changed in (False, False, True, True, True):
-        case = _played(answer, draw, changed)
+        case = _played(answer, draw, changed, dict.fromkeys(NAMES, 3))
         if isinstance(case, Verdict):
             return case
         cases.append(case)
@@ -101,7 +106,24 @@ def keep_the_residual(answer: type, draw: random.Random) -> Verdict:
         _row("other buckets", "each parameter has its own residual again", [c for c in cases if c.changed],
              lambda c: c.ok),
     )
-    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(cases))
+    if not all(row.ok for row in rows):
+        return Verdict(rows, _mistake(cases))
+    several = _several_sizes(answer, draw)
+    return Verdict((*rows, several), "" if several.ok else "one_size")
+
+
+def _several_sizes(answer: type, draw: random.Random) -> Row:
+    name, expected, cases = "parameters of several sizes", "each has its own residual again", []
+    for _ in range(3):
+        sizes = dict(zip(NAMES, draw.sample((1, 2, 3, 4, 5, 6), len(NAMES))))
+        try:
+            case = _played(answer, draw, True, sizes)
+        except Broke as broke:
+            return Row(name, False, expected, str(broke))
+        if isinstance(case, Verdict):
+            return replace(case.rows[0], name=name)
+        cases.append(case)
+    return _row(name, expected, cases, lambda c: c.ok)
 
 
 def _mistake(cases: list[Case]) -> str:
@@ -131,19 +153,17 @@ def _layout(draw: random.Random, names: list[str], lengths: list[int]) -> Bucket
     return buckets
 
 
-def _played(answer: type, draw: random.Random, changed: bool) -> Case | Verdict:
-    """All ranks save, rank 0's is written and read, all ranks load. All parameters have one size, and new buckets as
-    many entries as the old ones had, so that nothing but the numbers shows a mix-up."""
+def _played(answer: type, draw: random.Random, changed: bool, sizes: dict[str, int]) -> Case | Verdict:
+    """All ranks save, rank 0's is written and read, all ranks load."""
     import torch
 
-    ranks, names, odd = draw.randint(2, 4), [f"layer{i}.weight" for i in range(6)], []
-    sizes = dict.fromkeys(names, 3)
-    lengths = draw.choice(([2, 2, 2], [1, 2, 3], [3, 3]))
-    old = _layout(draw, names, lengths)
+    ranks, lengths = draw.randint(2, 4), draw.choice(([2, 2, 2], [1, 2, 3], [3, 3]))
+    old = _layout(draw, NAMES, lengths)
     new = old
     while changed and [set(b) for b in new] == [set(b) for b in old]:
-        new = _layout(draw, names, lengths)
-    before = [{n: torch.tensor([draw.uniform(0.5, 2) for _ in range(3)]) for n in names} for _ in range(ranks)]
+        new = _layout(draw, NAMES, lengths)
+    before = [{n: torch.tensor([draw.uniform(0.5, 2) for _ in range(size)]) for n, size in sizes.items()}
+              for _ in range(ranks)]  # fmt: skip
 
     def save(rank: int, exchange: Exchange) -> Any:
         flats = [torch.cat([before[rank][n] for n in bucket]) for bucket in old]
@@ -160,26 +180,27 @@ def _played(answer: type, draw: random.Random, changed: bool) -> Case | Verdict:
     if outcomes[0].result is None:
         return Verdict((Row("save returns what is to be written", False, "something that load understands",
                             "save(…) on rank 0 gave None"),), "no_result")  # fmt: skip
-    after = []
+    after, parts = [], [[sizes[n] for n in bucket] for bucket in new]
     for rank in range(ranks):
         saved = pickle.loads(pickle.dumps(outcomes[0].result))
         shown = f"load(saved, {new}, …, rank {rank})"
         flats = call(call(answer, shown="Checkpoint()").load, saved, [list(b) for b in new], dict(sizes), rank,
                      shown=shown)  # fmt: skip
         flats = list(flats) if isinstance(flats, Iterable) else flats
-        if odd := _odd(flats, lengths, shown):
+        if odd := _odd(flats, [sum(each) for each in parts], shown):
             return odd
-        after.append({n: part for flat, bucket in zip(flats, new) for n, part in zip(bucket, flat.split(3))})
+        after.append({n: part for flat, bucket, each in zip(flats, new, parts)
+                      for n, part in zip(bucket, flat.split(each))})  # fmt: skip
     return Case(before, after, outcomes, changed)
 
 
-def _odd(flats: Any, lengths: list[int], shown: str) -> Verdict | None:
+def _odd(flats: Any, entries: list[int], shown: str) -> Verdict | None:
     """A verdict where load did not return one flat tensor for each bucket."""
     import torch
 
-    expected = f"flat tensors of {', '.join(str(3 * n) for n in lengths)} entries"
+    expected = f"flat tensors of {', '.join(map(str, entries))} entries"
     try:
-        fits = [tuple(f.shape) for f in flats] == [(3 * n,) for n in lengths] and all(
+        fits = [tuple(f.shape) for f in flats] == [(n,) for n in entries] and all(
             isinstance(f, torch.Tensor) for f in flats)  # fmt: skip
     except (TypeError, AttributeError):
         fits = False

@@ -70,6 +70,7 @@ def forgets(quantise: Callable[[Tensor], Tensor]) -> dict[str, Rule]:
         "forgets_old": Rule(quantise, left=lambda micro, left, total, sent, mean: _sum(micro) - sent),
         "residual_of_mean": Rule(quantise, left=lambda micro, left, total, sent, mean: total - mean),
         "keeps_sent": Rule(quantise, left=lambda micro, left, total, sent, mean: total),
+        "wrong_sign": Rule(quantise, left=lambda micro, left, total, sent, mean: sent - total),
         "one_for_all": Rule(quantise, key=lambda name: ""),
         "only_the_last": Rule(quantise, total=lambda micro, left: micro[-1] + left),
         "residual_each_time": Rule(quantise, total=lambda micro, left: _sum([m + left for m in micro])),

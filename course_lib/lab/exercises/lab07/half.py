@@ -7,7 +7,7 @@ The learner writes two methods:
         def decode(self, total, ranks): ...       # float32, the mean over ranks
 
 The wire adds up in float16 what all ranks put on it. Wherever the mean fits into float16, the result must be right,
-also where the sum, or one rank's gradient, does not fit.
+also where the sum, or one rank's gradient, does not fit, and where all are small.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ MISTAKES = {
     "float32, then cast.",
     "never_divides": "You return the sum over ranks. Divide by their number, before you send.",
     "divides_twice": "You divide by the number of ranks twice: once in encode, once in decode.",
+    "underflows": "You make the numbers smaller than they have to be. Below 6e-5 float16 loses digit after digit, and "
+    "gradients are often that small. Divide by the number of ranks, and by nothing else.",
 }
 
 
@@ -71,8 +73,9 @@ class Case(NamedTuple):
 
 @exercise("7.1", title="half precision", minutes=5, needs="Half", hints=HINTS, mistakes=MISTAKES, kind="class")
 def send_half(answer: type, draw: random.Random) -> Verdict:
-    """Rows over gradients of ordinary size, of a size whose sum overflows, and of one that overflows alone."""
-    cases: dict[str, list[Case]] = {"plain": [], "sum": [], "alone": []}
+    """Rows over gradients of ordinary size, of a size whose sum overflows, of one that overflows alone, and of small
+    ones."""
+    cases: dict[str, list[Case]] = {"plain": [], "sum": [], "alone": [], "small": []}
     for kind, played in cases.items():
         for ranks in (2, 3, 4):
             case = _played(answer, _gradients(draw, kind, ranks), ranks)
@@ -83,6 +86,7 @@ def send_half(answer: type, draw: random.Random) -> Verdict:
         _row("the mean over ranks", "as near as float16 can say it", cases["plain"]),
         _row("a sum above 65504", "the mean, which fits", cases["sum"]),
         _row("one gradient above 65504", "the mean, which fits", cases["alone"]),
+        _row("gradients near 1e-4", "as near as float16 can say it", cases["small"]),
     )
     return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(cases))
 
@@ -95,7 +99,9 @@ def _mistake(cases: dict[str, list[Case]]) -> str:
         return "divides_twice" if all(c.is_(c.mean / len(c.gradients)) for c in plain) else ""
     if any(bool(c.got.isinf().any()) for c in cases["sum"]):
         return "divides_after"
-    return "casts_first" if any(bool(s.isinf().any()) for c in cases["alone"] for s in c.sent) else ""
+    if any(bool(s.isinf().any()) for c in cases["alone"] for s in c.sent):
+        return "casts_first"
+    return "underflows" if all(c.ok for kind in ("sum", "alone") for c in cases[kind]) else ""
 
 
 def _row(name: str, expected: str, cases: list[Case]) -> Row:
@@ -104,12 +110,15 @@ def _row(name: str, expected: str, cases: list[Case]) -> Row:
 
 
 def _gradients(draw: random.Random, kind: str, ranks: int) -> list[Tensor]:
-    """Five entries a rank. `sum`: each fits, two together do not. `alone`: the first of one rank does not fit."""
+    """Five entries a rank. `sum`: each fits, two together do not. `alone`: the first of one rank does not fit.
+    `small`: a thousandth of any loses digits."""
     import torch
 
     if kind == "sum":
         return [torch.tensor([draw.uniform(34_000, 60_000) for _ in range(5)]) for _ in range(ranks)]
-    gradients = [torch.tensor([draw.choice((-1, 1)) * draw.uniform(0.5, 2) for _ in range(5)]) for _ in range(ranks)]
+    size = 2e-4 if kind == "small" else 1.0
+    gradients = [torch.tensor([draw.choice((-1, 1)) * draw.uniform(0.5, 2) * size for _ in range(5)])
+                 for _ in range(ranks)]  # fmt: skip
     if kind == "alone":
         gradients[draw.randrange(ranks)][0] = draw.uniform(70_000, 100_000)
     return gradients

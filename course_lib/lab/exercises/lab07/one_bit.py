@@ -49,6 +49,8 @@ MISTAKES = {
     "residual_of_mean": "You subtract the mean over the ranks. Every rank keeps what is left of *its own* message: "
     "what the others sent was never missing here.",
     "keeps_sent": "Your residual is the whole total. What was sent must be taken out of it, or it is sent again.",
+    "wrong_sign": "Your residual has the wrong sign: what was missing goes missing once more. It is the total minus "
+    "what was sent, and it is added to the next gradient.",
     "one_for_all": "All parameters share one residual. Keep one under each name.",
     "only_the_last": "You send the gradient of the last micro-step only. The ones before it stayed at home under "
     "no_sync, and belong to the same window: add them up.",
@@ -64,8 +66,9 @@ def send_one_bit(answer: type, draw: random.Random) -> Verdict:
     """Rows over the first window, the next ones, windows of several micro-steps, and decode."""
     try:
         example = _example(answer)
-        single = _history(answer, draw, lambda: 1)
-        several = _history(answer, draw, lambda: draw.randint(2, 3))
+        few, many = draw.sample((2, 3), 2)
+        single = _history(answer, draw, few, lambda: 1)
+        several = _history(answer, draw, many, lambda: draw.randint(2, 3))
     except Odd as odd:
         return Verdict((Row(odd.name, False, odd.expected, odd.seen),), odd.mistake)
     history = [*single, *several]
@@ -124,9 +127,9 @@ def _example(answer: type) -> Row:
                f"{shown} gave {scale:.4g}, {positive.tolist()}")  # fmt: skip
 
 
-def _history(answer: type, draw: random.Random, micro_steps: Any) -> list[Sent]:
-    return played(lambda: _made(answer), _read, draw, ranks=draw.randint(2, 3), windows=4, numel=24,
-                  micro_steps=micro_steps, as_list=True)  # fmt: skip
+def _history(answer: type, draw: random.Random, ranks: int, micro_steps: Any) -> list[Sent]:
+    return played(lambda: _made(answer), _read, draw, ranks=ranks, windows=4, numel=24, micro_steps=micro_steps,
+                  as_list=True)  # fmt: skip
 
 
 def _made(answer: type) -> Any:

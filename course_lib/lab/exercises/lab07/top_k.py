@@ -40,6 +40,8 @@ HINTS = (
 MISTAKES = {
     "no_result": "One of your methods returned None. Is there a `return` at its end?",
     "k_as_count": "You take k for a number of entries. It is a share: 0.01 of 100 000 entries are 1000.",
+    "not_rounded": "You send one entry more or fewer than `round(k * len)` says. int() cuts off what follows the "
+    "point, ceil() always goes up: round.",
     "nothing_of_small": "From a small parameter you send nothing, so it never learns. Send one entry at least.",
     "by_value": "You send the largest values. Large negative entries count as much: choose by magnitude.",
     "loses_sign": "You send magnitudes. Choose the places by magnitude, then send the entries themselves.",
@@ -48,6 +50,8 @@ MISTAKES = {
     "forgets_old": "You keep what is left of this gradient, and lose what was left before it. Keep what is left of the "
     "sum of both.",
     "keeps_sent": "Your residual keeps the entries that were sent, so they are sent again and again. Set them to zero.",
+    "wrong_sign": "Your residual has the wrong sign: what was missing goes missing once more. It is the total with "
+    "zeros at the places that were sent, and it is added to the next gradient.",
     "residual_of_mean": "You subtract the mean over the ranks. Every rank keeps what *it* did not send.",
     "one_for_all": "All parameters share one residual. Keep one under each name.",
     "own_places": "You put the other ranks' values where one rank's values belong. Every rank chose other places: use "
@@ -55,7 +59,8 @@ MISTAKES = {
     "overwrites": "Where two ranks chose the same place, one value replaces the other. Add them.",
     "never_divides": "decode returns the sum over ranks. Divide by the number of messages.",
 }
-SHARE, NUMEL, FEW = 0.15, 20, 4
+SHARE, SIZES, FEW = 0.15, (22, 18), 3
+"""3.3 and 2.7 entries travel, both to be rounded to 3, and of the few less than half a one."""
 
 
 @exercise("7.3", title="the largest entries", minutes=10, needs="TopK", hints=HINTS, mistakes=MISTAKES, kind="class")
@@ -63,21 +68,23 @@ def send_the_largest(answer: type, draw: random.Random) -> Verdict:
     """Rows over the first window, the next ones, a parameter of few entries, and decode."""
     try:
         example = _example(answer)
-        history = _history(answer, draw, NUMEL)
-        small = _history(answer, draw, FEW)
+        few, many = draw.sample((2, 3), 2)
+        runs = [_history(answer, draw, ranks, numel) for ranks, numel in zip((few, many), SIZES)]
+        small = _history(answer, draw, draw.choice((few, many)), FEW)
     except Odd as odd:
         return Verdict((Row(odd.name, False, odd.expected, odd.seen),), odd.mistake)
+    history = [sent for run in runs for sent in run]
     first = [s for s in history if s.window == 0 and s.name == NAMES[0]]  # nothing was left before it
     rows = (
         example,
-        _row("how many travel", f"{_count(NUMEL)} of {NUMEL} entries, 1 of {FEW}", [*small, *history], _count_ok),
+        _row("how many travel", ", ".join(f"{_count(n)} of {n}" for n in (*SIZES, FEW)), [*small, *history], _count_ok),
         _row("the first window", "the entries of the largest magnitude", first, lambda s: _right.explains([s])),
         _row("the windows after it", "gradient plus what was left", [*small, *history][::-1],
-             lambda s: _right.explains(history) and _right.explains(small)),
+             lambda s: all(map(_right.explains, (*runs, small)))),
         _row("decode", "the mean over ranks, each entry in its place", [*history, *small],
              lambda s: all(close(mean, s.mean) for mean in s.means)),
     )  # fmt: skip
-    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(first, history, small))
+    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(first, runs, small))
 
 
 def quantised(x: Tensor) -> Tensor:
@@ -98,16 +105,21 @@ def _count_ok(sent: Sent) -> bool:
     return all(len(values) == _count(len(vector)) for (values, _), vector in zip(sent.messages, sent.vectors))
 
 
-def _mistake(first: list[Sent], history: list[Sent], small: list[Sent]) -> str:
+def _mistake(first: list[Sent], runs: list[list[Sent]], small: list[Sent]) -> str:
     """The rule that explains what was sent; then what decode made of it."""
+    history = [sent for run in runs for sent in run]
     if not all(map(_count_ok, history)):
-        return "k_as_count" if all(len(values) in (0, 1) for s in history for values, _ in s.messages) else ""
-    if not _right.explains(first):
-        if Rule(_largest_values).explains(first):
-            return "by_value"
-        return "loses_sign" if Rule(lambda x: quantised(x).abs()).explains(first) else ""
-    if not _right.explains(history):
-        return next((name for name, rule in forgets(quantised).items() if rule.explains(history)), "")
+        counts = [(len(values), len(s.micro[0][0])) for s in history for values, _ in s.messages]
+        if all(count in (0, 1) for count, _ in counts):
+            return "k_as_count"
+        return "not_rounded" if all(abs(count - _count(numel)) < 2 for count, numel in counts) else ""
+    if not all(_right.explains([s]) for s in first):
+        for name, wrong in (("by_value", _largest_values), ("loses_sign", lambda x: quantised(x).abs())):
+            if all(Rule(wrong).explains([s]) for s in first):
+                return name
+        return ""
+    if not all(map(_right.explains, runs)):
+        return next((name for name, rule in forgets(quantised).items() if all(map(rule.explains, runs))), "")
     if not all(map(_count_ok, small)):
         return "nothing_of_small"
     ways = {"never_divides": lambda s: [s.mean * len(s.vectors)], "own_places": _own_places,
@@ -154,9 +166,9 @@ def _example(answer: type) -> Row:
                "-4 and 3, at 1 and 3", f"{shown} gave {message}")  # fmt: skip
 
 
-def _history(answer: type, draw: random.Random, numel: int) -> list[Sent]:
-    return played(lambda: call(answer, SHARE, shown=f"TopK({SHARE})"), _read, draw, ranks=draw.randint(2, 3), windows=4,
-                  numel=numel, micro_steps=lambda: 1, as_list=False)  # fmt: skip
+def _history(answer: type, draw: random.Random, ranks: int, numel: int) -> list[Sent]:
+    return played(lambda: call(answer, SHARE, shown=f"TopK({SHARE})"), _read, draw, ranks=ranks, windows=4, numel=numel,
+                  micro_steps=lambda: 1, as_list=False)  # fmt: skip
 
 
 def _read(message: Any, gradient: Tensor, shown: str) -> Tensor:

@@ -50,6 +50,8 @@ MISTAKES = {
     "the oldest one, and only when more than `delay` are under way.",
     "one_too_late": "Each gradient is applied one window later than it should be. Is it appended before you count? "
     "More than `delay` under way, this window's included, means that the oldest is due.",
+    "one_too_early": "Each gradient is applied one window earlier than it should be. This window's own is in the queue "
+    "when you count: only when *more* than `delay` are under way is the oldest due.",
     "steps_on_nothing": "You call optimizer.step() in the first windows, when nothing has arrived. A step without a "
     "gradient is not nothing: with a gradient of zeros, momentum and weight decay move the parameters, and Adam counts "
     "it. Do not step.",
@@ -97,6 +99,11 @@ class Played(NamedTuple):
     def early(self) -> list[int]:
         due = [t + self.problem.delay for t in range(len(self.problem.a))]
         return [t for t, (at, by) in enumerate(zip(self.waited, due)) if at is not None and at < min(by, len(due))]
+
+    def on_nothing(self) -> bool:
+        """Were there more steps in the first windows than gradients that had arrived?"""
+        first = self.problem.delay
+        return self.steps[first - 1] > sum(at is not None and at < first for at in self.waited)
 
     def __str__(self) -> str:
         windows, d = len(self.problem.a), self.problem.delay
@@ -163,8 +170,11 @@ def _mistake(late: list[Played]) -> str:
     windows = len(late[0].problem.a)
     if any(bool(s.isnan().any()) for p in late for s in p.seen):
         return "before_arrival"
-    if any(p.steps[p.problem.delay - 1] for p in late):
-        return "no_delay" if all(p.same(wanted(p.problem, 0), windows) for p in late) else "steps_on_nothing"
+    for mistake, delay in (("no_delay", lambda d: 0), ("one_too_early", lambda d: d - 1)):
+        if all(p.same(wanted(p.problem, delay(p.problem.delay)), windows) for p in late):
+            return mistake
+    if any(p.on_nothing() for p in late):
+        return "steps_on_nothing"
     for mistake, how in (("own_gradient", {"own": True}), ("old_parameters", {"old_parameters": True})):
         if all(p.same(wanted(p.problem, **how), windows) for p in late):
             return mistake
@@ -177,6 +187,8 @@ def _mistake(late: list[Played]) -> str:
             return "loses_the_last"
         deep = [p for p in late if p.problem.delay > 1]
         return "all_in_one_step" if all(p.steps[-1] == p.steps[-2] + 1 for p in deep) else ""
+    if not all(p.steps[-2] for p in late):
+        return ""
     if all(p.waited[0] is None for p in late):
         return "loses_the_first"
     return "newest_first" if all(p.waited[0] == windows for p in late) else ""

@@ -64,14 +64,18 @@ MISTAKES = {
     "after H steps.",
     "only_the_mean": "The parameters become the mean over ranks: that is Local SGD, right for outer_lr 1 and "
     "outer_momentum 0. With other values the outer step is missing.",
-    "no_nesterov": "You step by the velocity alone. Nesterov's momentum looks ahead: the step is Δ + "
-    "outer_momentum·velocity.",
+    "no_nesterov": "You step by the new velocity alone, which is Δ + outer_momentum·(old velocity). Nesterov's "
+    "momentum looks ahead: update the velocity first, then step by Δ + outer_momentum·velocity.",
+    "sends_too_much": "The parameters are right, but you call mean more often than once a parameter and round. Each "
+    "call sends the tensor, used or not, and sending less is what rounds are for: call it when the round is over.",
     "no_local_step": "No local step is made: `step` stands for optimizer.step(), so call that first.",
 }
 
 
 LR, MOMENTUM = 0.1, 0.9
 """Of the local steps."""
+SIZE = 5
+"""Entries of all parameters of a rank."""
 
 
 class Problem(NamedTuple):
@@ -90,10 +94,12 @@ class Problem(NamedTuple):
 
 
 class Played(NamedTuple):
-    """Parameters of each rank after each step, as seen and as they should be: `seen[rank][t]`."""
+    """Parameters of each rank after each step, as seen and as they should be: `seen[rank][t]`. `sent[t]`: how many
+    entries a rank gave to mean in step t, the most of any."""
 
     problem: Problem
     seen: list[list[Tensor]]
+    sent: list[int]
     want: list[list[Tensor]]
 
     def same(self, other: list[list[Tensor]], count: int | None = None) -> bool:
@@ -110,9 +116,14 @@ class Played(NamedTuple):
         ends = range(self.problem.H - 1, self.problem.steps, self.problem.H)
         return all(torch.allclose(mine[t], self.seen[0][t]) for mine in self.seen for t in ends)
 
+    def cheap(self) -> bool:
+        """Did a rank send its parameters once a round, and nothing else?"""
+        return all(sent <= (0 if (t + 1) % self.problem.H else SIZE) for t, sent in enumerate(self.sent))
+
     def __str__(self) -> str:
         wrong = next((t + 1 for t in range(self.problem.steps) if not self.right(t + 1)), 0)
         said = f"{self.problem}: " + (f"parameters are wrong after step {wrong}" if wrong else "right")
+        said += "" if self.cheap() else f"; of {SIZE} entries a rank sent {', '.join(map(str, self.sent))} by step"
         return said + ("" if self.agree() else "; the ranks differ at the end of a round")
 
 
@@ -123,8 +134,9 @@ def average_in_rounds(answer: type, draw: random.Random) -> Verdict:
     if not callable(getattr(answer, "step", None)):
         raise Broke("the class has no method `step`")
     outers = [(1.0, 0.0), (1.0, 0.0), (0.7, 0.9), (0.5, 0.0), (draw.uniform(0.3, 0.9), 0.8)]
+    shapes = draw.sample([(2, 2), (2, 3), (3, 2), (3, 3), (2, 3)], len(outers))
     try:
-        played = [_played(answer, _problem(draw, outer)) for outer in outers]
+        played = [_played(answer, _problem(draw, outer, *shape)) for outer, shape in zip(outers, shapes)]
     except Missing as missing:
         row = Row("every rank calls mean equally often", False, "the same calls on all ranks", str(missing))
         return Verdict((row,), "hangs")
@@ -137,6 +149,7 @@ def average_in_rounds(answer: type, draw: random.Random) -> Verdict:
         _row("the first outer step", "old − outer_lr·(Δ + outer_momentum·velocity)", stepped,
              lambda p: p.right(p.problem.H)),
         _row("and the rounds after it", "the same again, momentum carried on", stepped, Played.right),
+        _row("what is sent", "each parameter once, at the end of a round", played, Played.cheap),
     )  # fmt: skip
     return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(played))
 
@@ -176,23 +189,30 @@ def wanted(problem: Problem, how: str = "") -> list[list[Tensor]]:
 
 def _mistake(played: list[Played]) -> str:
     """The mistake whose parameters are seen, in all trainings."""
+    if all(map(Played.right, played)):
+        return "sends_too_much"
     return next((how for how in MISTAKES if how != "hangs" and all(p.same(wanted(p.problem, how)) for p in played)), "")
 
 
-def _problem(draw: random.Random, outer: tuple[float, float], size: int = 3) -> Problem:
+def _problem(draw: random.Random, outer: tuple[float, float], ranks: int, H: int, rounds: int = 2) -> Problem:
     import torch
 
     def some(low: float, high: float) -> Tensor:
-        return torch.tensor([draw.uniform(low, high) for _ in range(size)])
+        return torch.tensor([draw.uniform(low, high) for _ in range(SIZE)])
 
-    ranks, H, rounds = draw.randint(2, 3), draw.randint(2, 3), 2
     return Problem(ranks, rounds * H + 1, H, outer, some(1, 2), [some(0.5, 1.5) for _ in range(ranks)],
                    [[some(-2, 2) for _ in range(ranks)] for _ in range(rounds * H + 1)])
 
 
-def _optimizer(param: Tensor) -> Any:
+def _optimizer(params: list[Tensor]) -> Any:
     import torch
-    return torch.optim.SGD([param], lr=LR, momentum=MOMENTUM)
+    return torch.optim.SGD(params, lr=LR, momentum=MOMENTUM)
+
+
+def _parts(values: list[float]) -> list[Tensor]:
+    """Two parameters of different shapes, or their gradients."""
+    import torch
+    return [torch.tensor(values[:2]), torch.tensor(values[2:]).view(-1, 1)]
 
 
 def _played(answer: type, problem: Problem) -> Played:
@@ -200,31 +220,36 @@ def _played(answer: type, problem: Problem) -> Played:
     import torch
 
     a, c = [each.tolist() for each in problem.a], [[each.tolist() for each in step] for step in problem.c]
-    seen = on_its_side(told, answer, problem.H, list(problem.outer), problem.start.tolist(), a, c)
-    if isinstance(seen, str):
-        raise Missing(seen)
-    return Played(problem, [[torch.tensor(each) for each in rank] for rank in seen], wanted(problem))
+    ranks = on_its_side(told, answer, problem.H, list(problem.outer), problem.start.tolist(), a, c)
+    if isinstance(ranks, str):
+        raise Missing(ranks)
+    seen = [[torch.tensor(values) for values, _ in rank] for rank in ranks]
+    sent = [max(numel for _, numel in step) for step in zip(*ranks)]
+    return Played(problem, seen, sent, wanted(problem))
 
 
 def told(answer: type, H: int, outer: list[float], start: list[float], a: list[list[float]],
-         c: list[list[list[float]]]) -> list[list[list[float]]] | str:  # fmt: skip
-    """Parameters of each rank after each step, or how the ranks missed each other; on the side where the learner's
-    class lives, a thread for each rank."""
+         c: list[list[list[float]]]) -> list[list[list]] | str:  # fmt: skip
+    """Of each rank and step the parameters after it and how many entries were sent, or how the ranks missed each other;
+    on the side where the learner's class lives, a thread for each rank."""
     import torch
 
-    def on(rank: int, meeting: Any) -> list[list[float]]:
-        param, seen = torch.nn.Parameter(torch.tensor(start)), []
+    def on(rank: int, meeting: Any) -> list[list]:
+        params, seen, sent = [torch.nn.Parameter(part) for part in _parts(start)], [], [0] * len(c)
 
         def mean(tensor: Tensor) -> Tensor:
-            return meeting.mean(rank, len(seen), tensor)
+            found = meeting.mean(rank, len(seen), tensor)
+            sent[len(seen)] += found.numel()
+            return found
 
-        mine = call(answer, [param], _optimizer(param), mean, H, *outer,
+        mine = call(answer, params, _optimizer(params), mean, H, *outer,
                     shown="Rounds(params, optimizer, mean, H, outer_lr, outer_momentum)")  # fmt: skip
         for t, noise in enumerate(c):
-            param.grad = (torch.tensor(a[rank]) * param + torch.tensor(noise[rank])).detach()
+            for param, slope, offset in zip(params, _parts(a[rank]), _parts(noise[rank])):
+                param.grad = (slope * param + offset).detach()
             call(mine.step, shown=f"step() number {t + 1} on rank {rank}")
-            seen.append(param.detach().tolist())
-        return seen
+            seen.append([float(x) for param in params for x in param.detach().flatten()])
+        return [list(each) for each in zip(seen, sent)]
 
     try:
         return list(play(on, len(a)))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from course_lib.lab.exercises.lab08.clocked import READY, Clock, Optimizer, Scheduler, Update, Wire
+from course_lib.lab.exercises.lab08.clocked import Clock, Optimizer, Scheduler, Update, Wire
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 
@@ -36,14 +36,17 @@ HINTS = (
 MISTAKES = {
     "every_micro_step": "You send or step in every micro-step. The gradients of an update are complete in its last "
     "one; before it they only add up. Look at `last`.",
-    "sent_late": "You launch in finish, when backward is over, so nothing travels under it. Launch each bucket when it "
-    "is full.",
+    "sent_late": "You launch a bucket later than it is full, so less of it travels under backward, or nothing. Launch "
+    "each bucket in its own bucket_full.",
     "before_arrival": "You step a bucket whose handle nobody waited for. What it holds then is this rank's own "
     "gradient, or half of the sum. Every rank takes another step, and from there on they are different models.",
     "all_first": "You wait for all buckets and then step. That is right, and it is what optimizer.step() after "
     "backward does already: nothing of it hides. Step each bucket right after its own wait.",
     "waits_in_backward": "You wait inside bucket_full. Backward stands still until the bucket has arrived. Launch "
     "there, wait in finish.",
+    "clears_first": "You call zero_grad() on a bucket whose gradient has not been used yet. What arrived, or what the "
+    "micro-steps have added up, is gone, and the step moves nothing. After the step it does no harm; here nobody needs "
+    "it.",
     "scheduler_per_bucket": "The scheduler moves on after each bucket, so the buckets of one update have different "
     "learning rates, and the schedule ends long before training does. Once an update, after the loop.",
     "scheduler_first": "The scheduler moves on before the last bucket is updated: some or all of this update are "
@@ -73,11 +76,12 @@ def step_per_bucket(answer: type, draw: random.Random) -> Verdict:
         _row("backward never waits", "no wait in bucket_full", first, lambda u: not u.waited_in_backward),
         _row("a bucket is stepped before a later one is waited for", "the step hides under the wire", first,
              lambda u: not u.stepped_late),
+        _row("a gradient is kept until its step", "no zero_grad() before it", first, lambda u: not u.cleared),
         _row("each bucket is updated once", "every bucket, each once", first, Update.once),
         _row("the scheduler moves once, at the end", "one call, after the last step", first,
              lambda u: u.scheduler == [len(u.stepped)]),
         _row("the next update works like the first", "the same again", [u for u in updates if u.number],
-             lambda u: u.once() and len(u.scheduler) == 1),
+             Update.right),
     )  # fmt: skip
     return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(updates))
 
@@ -95,6 +99,8 @@ def _mistake(updates: list[Update]) -> str:
         return "waits_in_backward"
     if any(u.stepped_late for u in first):
         return "all_first"
+    if any(u.cleared for u in first):
+        return "clears_first"
     if any(len(u.scheduler) > 1 for u in first):
         return "scheduler_per_bucket"
     if not all(u.once() for u in first):
@@ -115,9 +121,8 @@ def _updates(answer: type, micro_steps: int, buckets: int) -> list[Update]:
         clock.begin(number, micro_steps, buckets)
         clock.in_backward = True
         for i in range(micro_steps):
-            clock.last = i == micro_steps - 1
             for b in range(buckets):
-                clock.now += READY
+                clock.fill(b, i == micro_steps - 1)
                 call(mine.bucket_full, b, clock.last, shown=f"bucket_full({b}, {clock.last})")
         clock.in_backward = False
         call(mine.finish, shown="finish()")

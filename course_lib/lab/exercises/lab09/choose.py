@@ -51,12 +51,15 @@ MISTAKES = {
     "and each has a part of its rate.",
     "whole_between": "You send the whole bucket between the nodes. After the reduce-scatter inside, each rank has a "
     "g-th of it to send.",
+    "beyond_the_inside": "Where the uplink is very good, your bytes between the nodes are faster than a rank can hand "
+    "them over. A byte takes g·β of the uplink there, or the β of the wires inside, whichever is more.",
     "average_ring": "Your flat ring is faster than its slowest wire. All ranks move in step: a hop ends when its "
     "slowest message has arrived.",
     "always_flat": "You always take the flat ring. On a slow or late uplink it pays that uplink in each of its 2(n−1) "
     "hops.",
     "always_hierarchical": "You always take two levels. They always have the lower latency. But where the uplink is as "
-    "good as the wires inside, they send more bytes than the flat ring, for nothing: compare arrivals, not latencies.",
+    "good as the wires inside, they send more bytes than the flat ring, for nothing: compare arrivals, not latencies. "
+    "And the one message of a flat ring that leaves a node shares the uplink with no other.",
     "root_everywhere": "On a fast wire your bucket is too large. Once the wire keeps up with backward, only the last "
     "bucket is exposed: the smallest size that keeps up wins. `best_equal_bucket` knows both cases.",
 }
@@ -105,9 +108,9 @@ class Case(NamedTuple):
 
 @exercise("9.3", title="a bucket for each wire", minutes=8, needs="choose", hints=HINTS, mistakes=MISTAKES)
 def choose_the_bucket(answer: Callable, draw: random.Random) -> Verdict:
-    """Rows over some forty clusters: slow uplinks and good ones, high latency and low."""
+    """Rows over some fifty clusters: slow uplinks and good ones, high latency and low."""
     cases = []
-    for given in [_drawn(draw, kind) for kind in range(4) for _ in range(10)]:
+    for given in [_drawn(draw, kind) for kind in range(5) for _ in range(10)]:
         got = _asked(answer, given)
         if isinstance(got, Row):
             return Verdict((got,), "no_result" if "gave None" in got.seen else "")
@@ -141,7 +144,7 @@ def _asked(answer: Callable, given: Case) -> Case | Row:
 
 def _mistake(cases: list[Case]) -> str:
     """The mistake whose answers are those that were given, in all clusters."""
-    for key, wrong in _WRONG.items():
+    for key, wrong in _WRONG:
         if all(c.like(wrong(c)) for c in cases):
             return key
     if all(c.name == "flat" for c in cases):
@@ -177,9 +180,7 @@ def _other_between(c: Case, beta: float) -> tuple[str, float]:
 
 def _average_ring(c: Case) -> tuple[str, float]:
     """A ring whose hops have the mean speed of its messages: one in g leaves the node."""
-    n, g = c.nodes * c.per_node, c.per_node
-    alpha, beta = (((g - 1) * i + u) / g for i, u in zip(c.inner, c.uplink))
-    return _pick(c, c.costs() | {"flat": LinkCost(2 * (n - 1) * alpha, 2 * (n - 1) / n * beta)})
+    return _other_ring(c, *(((c.per_node - 1) * i + u) / c.per_node for i, u in zip(c.inner, c.uplink)))
 
 
 def _root(c: Case) -> tuple[str, float]:
@@ -189,13 +190,23 @@ def _root(c: Case) -> tuple[str, float]:
     return name, sizes[name]
 
 
-_WRONG: dict[str, Callable[[Case], tuple[str, float]]] = {
-    "alpha_once": _alpha_once,
-    "free_uplink": lambda c: _other_between(c, c.uplink[1] / c.per_node),
-    "whole_between": lambda c: _other_between(c, c.uplink[1] * c.per_node),
-    "average_ring": _average_ring,
-    "root_everywhere": _root,
-}
+def _other_ring(c: Case, alpha: float, beta: float) -> tuple[str, float]:
+    """A flat ring with another message."""
+    n = c.nodes * c.per_node
+    return _pick(c, c.costs() | {"flat": LinkCost(2 * (n - 1) * alpha, 2 * (n - 1) / n * beta)})
+
+
+_WRONG: tuple[tuple[str, Callable[[Case], tuple[str, float]]], ...] = (
+    ("alpha_once", _alpha_once),
+    ("free_uplink", lambda c: _other_between(c, c.uplink[1] / c.per_node)),
+    ("free_uplink", lambda c: _other_between(c, max(c.uplink[1], c.inner[1]) / c.per_node)),
+    ("whole_between", lambda c: _other_between(c, c.uplink[1] * c.per_node)),
+    ("whole_between", lambda c: _other_between(c, max(c.uplink[1] * c.per_node, c.inner[1]))),
+    ("beyond_the_inside", lambda c: _other_between(c, c.uplink[1])),
+    ("average_ring", _average_ring),
+    ("average_ring", lambda c: _other_ring(c, *c.uplink)),
+    ("root_everywhere", _root),
+)
 
 
 def _row(name: str, expected: str, cases: list[Case], holds: Callable[[Case], bool]) -> Row:
@@ -206,15 +217,18 @@ def _row(name: str, expected: str, cases: list[Case], holds: Callable[[Case], bo
 
 
 def _drawn(draw: random.Random, kind: int) -> Case:
-    """0: an uplink as good as the wires inside; 1: a slow one; 2: a late one; 3: fast enough to keep up. Drawn again
-    until the two algorithms differ by 3 %."""
+    """0: an uplink as good as the wires inside; 1: a slow one; 2: a late one; 3: fast enough to keep up; 4: a late one
+    that carries more than all ranks of a node can send, where bytes decide whether it keeps up. Drawn again until the
+    two algorithms differ by 3 %."""
     while True:
         m, g = draw.choice([2, 3, 4, 8]), draw.choice([2, 4, 8])
         G, Tb = draw.choice([50, 100, 400]) * MB, draw.choice([0.05, 0.1, 0.3])
         inner = (draw.uniform(5, 30) * 1e-6, draw.uniform(0.2, 0.8) * Tb / G)
-        late, slow = ((1, 1), (2, 3), (30, 1.2), (3, 1.1))[kind]
-        if kind > 1:
+        late, slow = ((1, 1), (2, 3), (30, 1.2), (3, 1.1), (30, 0.5 / g))[kind]
+        if kind in (2, 3):
             inner = (inner[0], inner[1] / 6)
+        elif kind == 4:
+            inner = (inner[0], draw.uniform(0.7, 0.95) * Tb / G * m * g / (2 * (m * g - 1)))
         uplink = (inner[0] * late * draw.uniform(1, 1.5), inner[1] * slow * draw.uniform(1, 1.3))
         case = Case(G, Tb, m, g, tuple(float(f"{x:.3g}") for x in inner), tuple(float(f"{x:.3g}") for x in uplink))
         times = sorted(case.arrival(name, best_equal_bucket(G, Tb, cost)) for name, cost in case.costs().items())

@@ -30,6 +30,11 @@ class Post:
     def known(self) -> int:
         return sum(map(len, self.sent.values())) + sum(self.received.values())
 
+    def missed(self) -> bool:
+        """Whether something was sent in vain, and something else waited for in vain."""
+        left = [len(self.sent[way]) - self.received[way] for way in {*self.sent, *self.received}]
+        return min(left, default=0) < 0 < max(left, default=0)
+
     def elements_sent(self, rank: int) -> int:
         return sum(m.numel() for (source, _), messages in self.sent.items() for m in messages if source == rank)
 

@@ -43,14 +43,20 @@ MISTAKES = {
     "deadlock": "All ranks wait for each other. A send ends when its receiver has begun to receive, and a receive ends "
     "when something was sent. If every rank waits for the one before it starts the other, nobody gets there. Start "
     "both, then wait for both.",
+    "wrong_neighbour": "What is sent is not what is waited for: a rank sends to one neighbour, and that one waits for "
+    "a message from another. Who sends to the right, (r + 1) % n, receives from the left, (r - 1) % n. With two ranks "
+    "both are the same rank.",
     "not_in_place": "`flat` is unchanged. The sum has to be written into the tensor that was passed; a new tensor, or "
     "a returned one, is not looked at.",
-    "forgets_to_wait": "A message was not waited for. What you receive is there after the `wait()` of its handle, and "
-    "what you send belongs to the wire until then: wait for each handle before you read, and before you return.",
+    "forgets_to_wait": "A message was not waited for, or not before it was used. What you receive is there after the "
+    "`wait()` of its handle, and what you send belongs to the wire until then: wait for each handle before you read or "
+    "send that segment, and before you return.",
     "changes_in_flight": "You change a segment while it is being sent. Receive a summand into a tensor of its own, and "
     "add to a segment only when its send has been waited for.",
     "off_by_one": "Segments land in the wrong place: what a rank receives is another segment than the one it adds to "
     "or writes over. Your left neighbour sends *its* (r − k), which is (r − 1 − k) counted from you.",
+    "overwrites": "Nothing is added up: what arrives in the first half replaces what the rank had. Receive it into a "
+    "tensor of its own, and add that to the segment.",
     "counts_twice": "Some summands are counted more than once. In the second half a finished sum arrives: it replaces "
     "what is there, and is not added to it.",
     "stops_half_way": "Some sums are not complete on every rank. The first half leaves each rank one finished segment. "
@@ -72,7 +78,7 @@ class Case(NamedTuple):
     waits: dict[int, str]
     unwaited: bool
     changed: bool
-    sent: int
+    post: Post
     broke: str = ""
 
     @property
@@ -82,6 +88,11 @@ class Case(NamedTuple):
     @property
     def size(self) -> int:
         return self.given[0].numel()
+
+    @property
+    def sent(self) -> int:
+        """Elements that a rank sent, the most of any."""
+        return max(self.post.elements_sent(rank) for rank in range(self.ranks))
 
     def holds(self, value: Tensor) -> bool:
         import torch
@@ -137,7 +148,7 @@ def _mistake(answer: Callable, cases: list[Case], even: list[Case]) -> str:
 
     several = [c for c in even if c.ranks > 1]
     if any(c.waits for c in several):
-        return "deadlock"
+        return "wrong_neighbour" if all(c.post.missed() for c in several if c.waits) else "deadlock"
     if all(torch.equal(f, g) for c in several for f, g in zip(c.found, c.given)):
         return "not_in_place"
     if any(c.changed for c in several):
@@ -153,9 +164,12 @@ def _mistake(answer: Callable, cases: list[Case], even: list[Case]) -> str:
     counted = _counts(answer, 4)
     if any(count for segment, place, count in counted if segment != place):
         return "off_by_one"
-    if any(digit > 1 for segment, place, count in counted if segment == place for digit in _digits(count, 4)):
+    times = [_digits(count, 4) for segment, place, count in counted if segment == place]
+    if all(sum(each) == 1 for each in times) and not _sums_travel(answer, 4):
+        return "overwrites"
+    if any(max(each) > 1 for each in times):
         return "counts_twice"
-    return "stops_half_way"
+    return "stops_half_way" if any(min(each) == 0 for each in times) else ""
 
 
 def _counts(answer: Callable, n: int) -> list[tuple[int, int, int]]:
@@ -171,6 +185,14 @@ def _counts(answer: Callable, n: int) -> list[tuple[int, int, int]]:
         found += [(segment, place, int(value)) for flat in _played(answer, given).found
                   for place, value in enumerate(flat.tolist())]  # fmt: skip
     return found
+
+
+def _sums_travel(answer: Callable, n: int) -> bool:
+    """Whether a message ever holds what several ranks gave."""
+    import torch
+
+    post = _played(answer, [torch.full((n,), 8.0**q) for q in range(n)]).post
+    return any(sum(_digits(int(value), n)) > 1 for messages in post.sent.values() for value in torch.cat(messages))
 
 
 def _digits(value: int, n: int) -> list[int]:
@@ -192,11 +214,10 @@ def _played(answer: Callable, given: list[Tensor], ragged: bool = False) -> Case
     except Broke as error:
         if not ragged:
             raise
-        return Case(given, [flats.get(r, g) for r, g in enumerate(given)], {}, False, False, 0, str(error))
+        return Case(given, [flats.get(r, g) for r, g in enumerate(given)], {}, False, False, post, str(error))
     return Case(given, [flats[r] for r in range(n)], ended.waits,
                 any(not h.waited for wire in wires.values() for h in wire.handles),
-                any(wire.changed for wire in wires.values()),
-                max(post.elements_sent(rank) for rank in range(n)))  # fmt: skip
+                any(wire.changed for wire in wires.values()), post)  # fmt: skip
 
 
 def _drawn(draw: random.Random, ranks: int, size: int) -> list[Tensor]:

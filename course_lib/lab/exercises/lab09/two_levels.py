@@ -50,6 +50,8 @@ MISTAKES = {
     "no_gather": "Each rank has the sum of its own segment only. At the end the ranks of a node have to bring their "
     "segments together.",
     "takes_the_mean": "Your result is the mean. Here the sum is asked for: who calls it divides.",
+    "drops_the_tail": "It works where the ranks of a node divide the size, and not elsewhere. Segments may differ by "
+    "one element: `flat.tensor_split(g)` cuts them as the collectives do.",
     "assumes_blocks": "It works where the ranks of a node follow each other, 0 0 1 1, and not elsewhere. Whether they "
     "do is up to the launcher: look each rank up in `node_of`.",
 }
@@ -113,23 +115,25 @@ def reduce_in_two_levels(answer: Callable, draw: random.Random) -> Verdict:
     """Rows over clusters of one to three nodes whose ranks follow each other, are dealt in turn, or lie anyhow."""
     shapes = [(2, 2), (2, 3), (3, 2), (1, 3), (3, 1)]
     blocks = [_played(answer, [node for node in range(m) for _ in range(g)], draw) for m, g in shapes]
-    turns = [_played(answer, [r % m for r in range(m * g)], draw, uneven=1) for m, g in shapes[:3]]
+    uneven = [_played(answer, block.node_of, draw, uneven=1) for block in blocks[:3]]
+    turns = [_played(answer, [r % m for r in range(m * g)], draw) for m, g in shapes[:3]]
     anyhow = [_played(answer, draw.sample(turn.node_of, len(turn.node_of)), draw, uneven=1) for turn in turns]
     if blocks[0].broke:
         raise Broke(blocks[0].broke)
-    cases = [*blocks, *turns, *anyhow]
+    cases = [*blocks, *uneven, *turns, *anyhow]
     rows = (
         _row("all ranks come to an end", "nobody waits for ever", cases, lambda c: not c.waits),
         _row("the sum, on every rank", "nodes of ranks that follow each other", blocks, Case.right),
+        _row("a size that the ranks do not divide", "the sum, to the last element", uneven, Case.right),
         _row("ranks that lie otherwise", "the same, whoever is where", [*turns, *anyhow], Case.right),
         _row("a part of it goes between the nodes", "2(m−1)/m · S/g a rank at most", cases,
              Case.cheap),
     )  # fmt: skip
-    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(cases, blocks))
+    return Verdict(rows, "" if all(row.ok for row in rows) else _mistake(blocks, uneven, turns))
 
 
-def _mistake(cases: list[Case], blocks: list[Case]) -> str:
-    """The mistake that explains what is seen; the plainest one first, and blocks before other placements."""
+def _mistake(blocks: list[Case], uneven: list[Case], turns: list[Case]) -> str:
+    """The mistake that explains what is seen; the plainest one first, and blocks before other sizes and placements."""
     import torch
 
     several = [c for c in blocks if c.nodes > 1 and c.per_node > 1 and not c.broke]
@@ -142,7 +146,11 @@ def _mistake(cases: list[Case], blocks: list[Case]) -> str:
     if any(call.numel == c.size for c in several for call in c.crossing()):
         return "whole_between"
     if all(c.right() for c in several):
-        return "assumes_blocks" if all(c.cheap() for c in several) else ""
+        if not all(c.cheap() for c in several):
+            return ""
+        if not all(c.right() for c in uneven):
+            return "drops_the_tail"
+        return "" if all(c.right() and c.cheap() for c in turns) else "assumes_blocks"
     if any(sum(call.op != "all_gather" for call in c.inside()) > 1 for c in several):
         return "twice_inside"
     if all(c.holds(sum(c.given) / len(c.given)) for c in several):

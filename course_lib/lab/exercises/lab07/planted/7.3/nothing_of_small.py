@@ -8,7 +8,7 @@ class TopK:
 
     def encode(self, name, gradient):
         x = gradient + self.residual.get(name, 0)
-        places = x.abs().topk(int(self.k * len(x))).indices
+        places = x.abs().topk(round(self.k * len(x))).indices
         self.residual[name] = x.index_fill(0, places, 0)
         return x[places], places
 
