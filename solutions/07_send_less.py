@@ -99,7 +99,8 @@ show.figure(baseline.timeline, limit_ns=round(max(Tc, Tm) * 1e9), title="Overlap
 # - The wire adds up, *in float16*, what all ranks put on it.
 # - `decode(total, ranks)` returns the mean over ranks in float32.
 #
-# Wherever the mean fits into float16 your result must be right, also where the sum or one rank's gradient does not fit.
+# Wherever the mean fits into float16 your result must be right, also where the sum or one rank's gradient does not fit,
+# and where all gradients are small: below 6e-5 float16 loses digit after digit.
 
 # %% id="half" exercise="7.1"
 import torch
@@ -163,8 +164,8 @@ lab.check("7.2", OneBit)
 # The other way to send less: a few entries, but these exactly. The same three steps as before. Now the places must
 # travel too, because every rank chooses others.
 #
-# - `encode(name, gradient)` returns `(values, places)` of the `max(1, round(k * len))` entries of gradient plus
-#   residual whose magnitude is largest. The residual keeps the others.
+# - `encode(name, gradient)` returns two tensors, `(values, places)`, for the `max(1, round(k * len))` entries of
+#   gradient plus residual whose magnitude is largest. The residual keeps the others.
 # - `decode(name, messages, numel)` returns the mean over ranks, 1-D of length `numel`, zero where nobody sent anything.
 #
 # With k = 0.5, `[0.5, -4, 1, 3]` is sent as the values -4 and 3 at places 1 and 3.
@@ -357,7 +358,7 @@ lines({name: lap.points() for name, lap in laps["fast"].items()}, x="seconds of 
       provenance="measured (cpu), real ranks and wire, real text")
 
 # %% [markdown] id="race-why"
-# On the slow wire every scheme that sends little makes several updates while float32 makes one. On the fast wire they
+# On the slow wire every scheme that sends less makes more updates than float32 in the same time. On the fast wire they
 # make no more of them, or fewer: the bytes were hidden already, and the host pays for compressing. Where a curve is
 # lower there all the same, it is not the wire: the scheme has learnt more by the same update. The first dozens of
 # updates say little about the last.
@@ -532,7 +533,7 @@ lab.review(runs["1-bit"].timeline)
 #
 # - Overlap hides Tm up to Tc. Where r is above 1, only fewer bytes help.
 # - **Compress when the wire is the wall, and keep what you did not send.**
-# - fp16 and bf16 cost nothing and halve the bytes. Divide first.
+# - fp16 halves the bytes, and training does not notice. It needs no residual, and little of the host. Divide first.
 # - One bit, top-k and PowerSGD need error feedback, and their residual belongs to a rank and a parameter. Save it.
 # - Top-k by all-gather loses to a float32 ring once k is above 1/W.
 # - Judge by the loss after equal seconds, on your wire.

@@ -263,7 +263,8 @@ lab.check("8.2", Delayed)
 #
 # Write `step()`, which is called in place of `optimizer.step()`. `self.mean(tensor)` returns the mean over ranks as a
 # new tensor; it is a collective. After each H-th step every parameter, and `old`, become the new θ (change a parameter
-# under `torch.no_grad()`). The optimizer's own state stays each rank's.
+# under `torch.no_grad()`). Inside a round nothing is sent, and at its end each parameter once. The optimizer's own
+# state stays each rank's.
 
 # %% id="rounds" exercise="8.3"
 import torch
@@ -376,8 +377,8 @@ lines({name: [(p.seconds, p.loss) for p in points if p.update] for name, points 
 # %% [markdown] id="race-why"
 # Read the two pictures together. (Inside a round each rank is judged by the parameters that it has then.)
 #
-# - **Update for update, staleness costs here**, a delay most. That is no law: local steps also add noise, and where
-#   training sits on a plateau, noise can help.
+# - **Update for update, staleness costs here**, a delay of 2 most. That is no law: local steps also add noise, and
+#   where training sits on a plateau, noise can help.
 # - **Second for second, it depends on the wire.** A delay saves at most one Tc an update, which is little when C is
 #   much longer. Local steps save nearly all of C, and on this wire that buys many more updates.
 #

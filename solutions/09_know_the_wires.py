@@ -303,8 +303,8 @@ for n, alpha_us, gbyte in ((8, 5, 200), (64, 10, 20), (64, 50, 20)):
 # - **hierarchical**: 2(g−1) hops of S/g bytes inside, and 2(m−1) hops of S/(g·m) bytes between. Between nodes all g
 #   ranks of a node send at once and share the uplink: a byte takes g·β there (or the inner β, if that is more).
 # - Either way a bucket costs c(S) = a + b·S. Add the hops up to find a and b.
-# - `best_equal_bucket(G_bytes, Tb_s, LinkCost(a, b))` is your formula of lab 05. With buckets of S the last one arrives
-#   at max(Tb·S/G + a·G/S + b·G, Tb + a + b·S).
+# - `best_equal_bucket(G_bytes, Tb_s, LinkCost(a, b))` is your formula of lab 05. With buckets of S, which need not
+#   divide G, the last one arrives at max(Tb·S/G + a·G/S + b·G, Tb + a + b·S).
 
 # %% id="choose" exercise="9.3"
 from course_lib.simulate.collectives import best_equal_bucket
