@@ -11,7 +11,8 @@ from course_lib.doctor.variables import GUIDE, Verdict
 
 STRATEGIES = ("ddp", "fsdp2", "megatron-tp")
 NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
-SOURCE = "Megatron-LM layers.py; Megatron-FSDP user guide; pytorch/pytorch issue 143890"
+SOURCE = ("Megatron-LM layers.py; Megatron-FSDP user guide; pytorch/pytorch issue 143890; pytorch/torchtitan issue "
+          "1147")
 WHEN = "CUDA reads it once, when it starts: setting it from Python after the first CUDA call has no effect"
 
 Line = tuple[str, str, Verdict, str, str, str]
@@ -34,6 +35,10 @@ def max_connections(settings: Mapping[str, str], strategy: str) -> Iterator[Line
     elif int(value, 0) == 1 and not strategy:
         yield (NAME, value, "depends", f"1 is right for Megatron's tensor-parallel overlap and wrong for FSDP2. {WHEN}",
                "unset it unless you train with Megatron TP; --strategy decides", SOURCE)
+    elif int(value, 0) < 16 and strategy == "fsdp2":
+        yield (NAME, value, "depends", "as many queues as streams are wanted: FSDP2 alone overlaps with CUDA's 8; with "
+               f"tensor parallelism beside it 16 or 32 are recommended. {WHEN}", f"export {NAME}=32 before Python "
+               "starts", SOURCE)
     elif int(value, 0) > 1 and strategy == "megatron-tp":
         yield (NAME, value, "harms_overlap", "Megatron's tensor-parallel overlap relies on the launch order that only "
                f"1 keeps. {WHEN}", f"export {NAME}=1 before Python starts", SOURCE)

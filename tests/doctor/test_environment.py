@@ -93,7 +93,10 @@ def test_one_variable(name: str, value: str, verdict: str, words: str) -> None:
     ("", "8", "fine", "most strategies"),
     ("fsdp2", "1", "harms_overlap", "unset it for fsdp2"),
     ("ddp", "1", "harms_overlap", "one queue"),
+    ("fsdp2", "8", "depends", "export CUDA_DEVICE_MAX_CONNECTIONS=32"),
     ("fsdp2", "16", "fine", "fsdp2"),
+    ("fsdp2", "32", "fine", "fsdp2"),
+    ("ddp", "8", "fine", "ddp"),
     ("megatron-tp", "1", "fine", "megatron-tp"),
     ("megatron-tp", "8", "harms_overlap", "launch order"),
 ])  # fmt: skip
