@@ -328,8 +328,9 @@ pipelines({name: Drawn(third.predict(schedules[name]).timeline, third.runs[name]
 # %% [markdown] id="split-why"
 # Look at rank 0 of your zero bubble, at its end: where 1F1B waited for the next gradient, it now does W. On the last
 # rank W waits, and fills the cool-down that it did not have. With free messages a rank now waits (p−1)·(F+I−W) instead
-# of (p−1)·(F+I+W): a third, where the three are equal. Messages are not free here, and each one that a rank waits
-# for is bubble in either schedule; the figures in brackets tell the two apart.
+# of (p−1)·(F+I+W): a third, where the three are equal. (The bubble is a share of the step, and the step has become
+# shorter with it; so a little more than a third of the *bubble* is left.) Messages are not free here, and each one that
+# a rank waits for is bubble in either schedule; the figures in brackets tell the two apart.
 #
 # The price is memory: a micro-batch's activations are kept until its W is done. Here every rank keeps p of them, as
 # much as 1F1B's first rank and no more; that is what the delay was chosen for. Interleaving buys its smaller bubble

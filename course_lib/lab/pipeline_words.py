@@ -57,10 +57,10 @@ def without_receives(schedule: Schedule) -> tuple[list[list[str]], Callable, Cal
     full = add_messages(schedule)
     known = {str(a): a for actions in full.ranks for a in actions}
 
-    def receive_of(word: str) -> tuple[int, str]:
-        action = known.get(word)
+    def receive_of(send: str) -> tuple[int, str]:
+        action = known.get(send)
         if action is None or action.op not in SENDS:
-            raise ValueError(f"receive_of({word!r}): that is no send of this schedule")
+            raise ValueError(f"receive_of({send!r}): that is no send of this schedule")
         return full.rank_of[action.partner().stage], str(action.partner())
 
     def needs(word: str) -> str | None:

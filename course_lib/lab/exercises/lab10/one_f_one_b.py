@@ -76,6 +76,9 @@ class Case(NamedTuple):
     def slim(self) -> bool:
         return all(peak <= self.bound(r) for r, peak in enumerate(self.peaks))
 
+    def late(self) -> bool:
+        return self.slower > 1 + 1e-9
+
     def __str__(self) -> str:
         said = f"p = {self.p}, m = {self.m}"
         if self.fault:
@@ -108,7 +111,7 @@ def generate_one_f_one_b(answer: Callable, draw: random.Random) -> Verdict:
     if runs:
         rows.append(_row("no more activations than needed", "at most min(p − rank, m)", runs, Case.slim))
         rows.append(_row("nobody waits longer than needed", "(m+p−1)·(F+B) with equal stages", runs,
-                         lambda c: c.slower <= 1 + 1e-9))  # fmt: skip
+                         lambda c: not c.late()))  # fmt: skip
     return Verdict(tuple(rows), "" if all(row.ok for row in rows) else _mistake(cases))
 
 
@@ -136,14 +139,16 @@ def _asked(answer: Callable, p: int, m: int, draw: random.Random) -> Case | Row:
 def _mistake(cases: list[Case]) -> str:
     """The mistake that explains what is seen, the plainest first."""
     deep, shallow = [c for c in cases if c.m >= c.p], [c for c in cases if c.m < c.p]
-    if any(c.fault for c in shallow) and not any(c.fault or not c.slim() for c in deep):
+    if any(c.fault for c in shallow) and not any(c.fault or not c.slim() or c.late() for c in deep):
         return "ignores_m"
-    lacking = [all(f"B{i}" in words for i in range(c.m)) for c in deep for words in c.lists]
-    if not all(lacking):
-        return "no_cooldown"
-    reducing = ["reduce0" in words for c in deep for words in c.lists]
-    if not all(reducing):
-        return "reduce_in_the_cooldown" if any(reducing) else "no_reduce"
+    lacking = {f"{op}{i}" for c in deep for words in c.lists for op in "FB" for i in range(c.m)
+               if f"{op}{i}" not in words}  # fmt: skip
+    if lacking:
+        return "no_cooldown" if all(word[0] == "B" for word in lacking) else ""
+    last = {"reduce0" in c.lists[-1] for c in deep}
+    others = {"reduce0" in words for c in deep for words in c.lists[:-1]}
+    if False in last | others:
+        return {(False, True): "reduce_in_the_cooldown", (False, False): "no_reduce"}.get((*last, *others), "")
     if any(words[-1] != "reduce0" for c in deep for words in c.lists):
         return "reduces_early"
     several = [c for c in deep if c.p > 2 and c.m > c.p] or [c for c in deep if c.p > 1]

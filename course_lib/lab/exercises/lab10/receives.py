@@ -46,8 +46,9 @@ MISTAKES = {
     "order": "What one rank receives from another is not in the order in which the other sends. Messages carry no "
     "names: the first receive takes the first message, whatever it was meant for. Where a rank holds several stages, "
     "forwards and gradients come from the same peer, mixed.",
-    "all_first": "Everything is posted at the beginning. It runs, but each receive that is posted holds a buffer: as "
-    "many as there are micro-batches, which is the memory that 1F1B was made to save.",
+    "all_first": "Receives are posted long before their messages come. It runs, but each one that is posted holds a "
+    "buffer. If everything is posted at the beginning, those are as many as there are micro-batches: the memory that "
+    "1F1B was made to save.",
     "incomplete": "A receive is missing, or there twice. Each send has exactly one, on the rank that receives.",
     "moves_words": "The words that were there have changed. Compute and sends stay as they are, in their order; only "
     "receives come between them.",

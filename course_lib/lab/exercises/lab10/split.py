@@ -52,8 +52,11 @@ MISTAKES = {
     "newest_first": "The newest W that waits is done first. As many wait at any time, but the first micro-batch's "
     "activations then stay until the end, and the gradient is summed in another order, with other last bits: "
     "pop(0) takes the oldest.",
+    "one_early": "W comes one backward sooner than asked: W of micro-batch i waits for `delay` *further* I, its own is "
+    "not among them. The cool-down then has less to fill its gaps with.",
     "one_late": "W comes one backward later than asked. Its activations are kept that much longer, on every rank.",
-    "moves_words": "Something else has moved or got lost. Forwards, sends and receives stay where they are.",
+    "moves_words": "Something else has moved, got lost or come in. Forwards, sends, receives and the reduction stay as "
+    "they are.",
     "changes_the_input": "The list that was passed has changed. Build a new one.",
 }
 
@@ -68,19 +71,19 @@ class Case(NamedTuple):
     touched: bool
 
     def numbers(self, op: str) -> list[int]:
-        return [int(w[1:]) for w in self.found if w[0] == op and w[1:].isdigit()]
+        """The micro-batches of an op, -1 for one that names none."""
+        return [int(w[1:]) if w[1:].isdigit() else -1 for w in self.found if w[0] == op]
 
     def rest(self) -> bool:
         """Whether everything but the backwards is as it was, each I where its B was."""
         now = ["B" + w[1:] if w[0] == "I" else w for w in self.found if w[0] != "W"]
-        reduced = [w for w in now if not w.startswith("reduce")]
-        return reduced == [w for w in self.given if not w.startswith("reduce")]
+        return sorted(now, key=_reduces) == self.given
 
     def complete(self) -> bool:
         return sorted(self.numbers("W")) == sorted(self.numbers("I")) == list(range(self.m))
 
     def reduced_last(self) -> bool:
-        return "reduce0" not in self.given or self.found[-1:] == ["reduce0"]
+        return not any(map(_reduces, self.found[:-1]))
 
     def sent_first(self) -> bool:
         """Whether what follows an I is its send, where its B had one."""
@@ -158,8 +161,8 @@ def _drawn(draw: random.Random) -> list[tuple[list[str], int, int]]:
         m, rank = draw.randint(p + 2, p + 5), draw.randrange(p)
         out.append((words_of(with_messages(add_reductions(one_f_one_b(p, m))))[rank], m, delay))
     alone = words_of(one_f_one_b(1, 4))[0]
-    whole = words_of(with_messages(add_reductions(one_f_one_b(4, 8))))
-    return [*out, (alone, 4, 1), *((words, 8, rank) for rank, words in enumerate(whole))]
+    whole = words_of(with_messages(add_reductions(one_f_one_b(4, 12))))  # 12: numbers of two digits
+    return [*out, (alone, 4, 1), *((words, 12, rank) for rank, words in enumerate(whole))]
 
 
 def _split(answer: Callable, given: list[str], m: int, delay: int) -> Case | Row:
@@ -172,6 +175,10 @@ def _split(answer: Callable, given: list[str], m: int, delay: int) -> Case | Row
     return Case(m, delay, given, list(got), passed != given)
 
 
+def _reduces(word: str) -> bool:
+    return word.startswith("reduce")
+
+
 def _mistake(cases: Sequence[Case]) -> str:
     """The mistake that explains what is seen, the plainest first."""
     if any(c.touched for c in cases):
@@ -182,19 +189,21 @@ def _mistake(cases: Sequence[Case]) -> str:
         return "moves_words"
     if not all(c.complete() for c in cases):
         short = [c for c in cases if not c.complete()]
-        return "forgets_the_last" if all(set(c.numbers("W")) < set(range(c.m)) for c in short) else ""
+        once = all(len(set(c.numbers("W"))) == len(c.numbers("W")) for c in short)
+        return "forgets_the_last" if once and all(set(c.numbers("W")) < set(range(c.m)) for c in short) else ""
     if not all(c.reduced_last() for c in cases):
         return "reduces_early"
     if not all(c.sent_first() for c in cases):
         return "w_before_the_send"
     delayed = [c for c in cases if 0 < c.delay < c.m - 1]
-    if all(c.left()[0][:2] == (1, 1) for c in delayed):
+    if all(c.most() == 0 for c in delayed):
         return "no_delay"
     if all(c.left()[0][0] == c.m for c in cases):
         return "all_at_the_end"
-    if all(c.most() <= c.delay for c in cases):
+    if all(c.most() <= c.delay for c in cases) and not all(c.in_order() for c in cases):
         return "newest_first"
-    return "one_late" if all(c.most() == c.delay + 1 for c in delayed) else ""
+    off = {c.most() - c.delay for c in delayed}
+    return {(-1,): "one_early", (1,): "one_late"}.get(tuple(off), "")
 
 
 def _row(name: str, expected: str, cases: Sequence[Case], holds: Callable[[Case], bool]) -> Row:
