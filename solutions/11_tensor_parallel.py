@@ -128,9 +128,10 @@ side_by_side({name: way.timeline for name, way in baseline.measured.items()})
 #   `p.down_bias` (width) is whole on every rank. `F.linear(x, matrix, bias)` multiplies.
 # - `wire.cross(x, forward=op, backward=op)` gives the collective `forward` of x. On the way back it gives the
 #   collective `backward` of the gradient. An op is `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, or None for
-# nothing. - The gradients have to be right too, without anything being sent afterwards: that of x and of `down_bias`
-#   whole on every rank, those of the parts complete. The gradient that comes back for the output is the same on every
-# rank. - One all-reduce forward, one backward.
+#   nothing.
+# - The gradients have to be right too, without anything being sent afterwards: that of x and of `down_bias` whole on
+#   every rank, those of the parts complete. The gradient that comes back for the output is the same on every rank.
+# - One all-reduce forward, one backward.
 
 # %% id="pair" exercise="11.1"
 import torch.nn.functional as F

@@ -54,6 +54,8 @@ MISTAKES = {
     "chunk_after_chunk": "Your rows come chunk after chunk: rank 0's first rows, rank 1's first rows, rank 0's next. "
     "The sequence wants all rows of rank 0, then all of rank 1.",
     "own_rows_only": "Your result holds the products of this rank's own rows. The matmul needs those of all ranks.",
+    "other_chunks": "You cut into more parts than `chunks` says. Each part pays a latency, so how many is up to the "
+    "caller: few on a late wire, one where nothing can hide.",
     "never_cuts": "You gather everything in one piece. Nothing is multiplied meanwhile, because nothing has arrived.",
     "gathers_more": "You gather more rows than there are. Each row travels once.",
 }
@@ -70,6 +72,7 @@ class ClockedWire(PlayedRank):
         super().__init__(meeting, rank, case.ranks)
         self.case, self.now, self.free, self.events = case, 0.0, 0.0, ""
         self.pieces: list[int] = []
+        self.multiplied = 0
 
     def start_gather(self, part: Tensor) -> GatherHandle:
         """Start an all-gather and return at once."""
@@ -85,6 +88,7 @@ class ClockedWire(PlayedRank):
         """The matmul, and its time."""
         refuse_no_tensor(rows, "multiply")
         self.events += "M"
+        self.multiplied += rows[..., 0].numel()
         self.now += self.case.row_s * rows[..., 0].numel()
         self.kept.append(rows @ self.case.weight.t())
         return self.kept[-1]
@@ -148,7 +152,12 @@ class Case:
     def cut(self) -> bool:
         """As many chunks as asked for, or as few as torch.chunk makes of them; each row once."""
         pieces = self.wires[0].pieces
-        return sum(pieces) == self.rows and min(pieces) > 0 and max(pieces) <= -(-self.rows // self.chunks)
+        return (sum(pieces) == self.rows and min(pieces) > 0 and max(pieces) <= -(-self.rows // self.chunks)
+                and len(pieces) <= self.chunks)
+
+    def multiplied(self) -> int:
+        """How many rows rank 0 multiplied beyond those of all ranks; below 0 those that it never did."""
+        return self.wires[0].multiplied - self.ranks * self.rows
 
     def one_ahead_s(self) -> float:
         """What its own pieces take when one gather is always ahead."""
@@ -162,7 +171,16 @@ class Case:
         return now
 
     def overlaps(self) -> bool:
-        return self.ended() and self.wires[0].now <= self.one_ahead_s() * (1 + 1e-9)
+        return self.ended() and self.multiplied() >= 0 and self.wires[0].now <= self.one_ahead_s() * (1 + 1e-9)
+
+    def lacks_the_last(self) -> bool:
+        """Whether the result is that of all chunks but the last."""
+        import torch
+
+        pieces = self.wires[0].pieces
+        kept = sum(pieces) if sum(pieces) < self.rows else sum(pieces[:-1])
+        return all(_close(self.outputs[r], torch.cat([x[:kept] for x in self.xs]) @ self.weight.t())
+                   for r in range(self.ranks))
 
     def __str__(self) -> str:
         said = f"{self.ranks} ranks of {self.rows} rows, {self.chunks} chunks"
@@ -173,6 +191,7 @@ class Case:
         shape = tuple(got.shape) if hasattr(got, "shape") else got
         order = " ".join(wire.events.replace("G", "start ").replace("W", "wait ").replace("M", "multiply ").split())
         late = f"; {wire.now * 1e3:.0f} ms, and {self.one_ahead_s() * 1e3:.0f} with one gather ahead"
+        late += f"; {wire.multiplied} rows multiplied, of {self.ranks * self.rows}" if self.multiplied() else ""
         return f"{said}: {pieces}; {order or 'no calls'}; a result of {shape}" + (late if wire.pieces else "")
 
 
@@ -212,6 +231,10 @@ def _mistake(even: list[Case], uneven: list[Case]) -> str:
             return "never_cuts"
         if any(sum(c.wires[0].pieces) > c.rows for c in several):
             return "gathers_more"
+        if any(len(c.wires[0].pieces) > c.chunks for c in even):
+            return "other_chunks"
+        if any(c.multiplied() for c in several):
+            return ""
         waits = {c.wires[0].events.partition("M")[0].count("W") == len(c.wires[0].pieces) for c in several}
         return "" if all(c.overlaps() for c in several) else (
             "multiplies_at_the_end" if waits == {True} else "waits_each_chunk")  # fmt: skip
@@ -219,8 +242,7 @@ def _mistake(even: list[Case], uneven: list[Case]) -> str:
         return "own_rows_only"
     if all(_close(c.outputs[0], _by_chunks(c)) for c in several):
         return "chunk_after_chunk"
-    short = all(getattr(c.outputs[0], "shape", (0,))[0] < c.ranks * c.rows for c in several)
-    return "drops_the_last_chunk" if short else ""
+    return "drops_the_last_chunk" if all(c.lacks_the_last() for c in several) else ""
 
 
 def _by_chunks(c: Case) -> Tensor:

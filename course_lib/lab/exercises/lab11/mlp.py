@@ -59,6 +59,11 @@ class Case:
         return self.ended() and all(close(self.found[r].get(name), factor * self.part(name, self.grads[name], r))
                                     for r in range(self.ranks))  # fmt: skip
 
+    def adds_up(self, name: str) -> bool:
+        """Whether the ranks found summands of the right gradient, and not the gradient itself."""
+        parts = [self.found[r][name] for r in range(self.ranks)] if self.ended() else []
+        return not self.right(name) and close(sum(part for part in parts if part is not None), self.grads[name])
+
     def right(self, *names: str) -> bool:
         return all(self.gradient_is(name) for name in names)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from course_lib.lab.exercises.lab11.mlp import CUT, Case, close, drawn, played, reference, refused, row
+from course_lib.lab.exercises.lab11.mlp import CUT, Case, drawn, played, reference, refused, row
 from course_lib.lab.guard import Broke
 from course_lib.lab.model import Verdict, exercise
 
@@ -107,16 +107,10 @@ def _mistake(cases: list[Case]) -> str:
         if any(call.tensor.equal(c.x) for c in several for call in c.calls(op="all_reduce", when="forward")):
             return "sums_the_input"
         return "never_sums" if not any(c.calls(when="forward") for c in several) else ""
-    if all_(_bias_adds_up):
+    if all_(lambda c: c.adds_up("down_bias")):
         return "bias_divided"
     if all_(lambda c: c.gradient_is("up", c.ranks)):
         return "sums_gradient_twice"
-    if all_(lambda c: c.right(*CUT) and not c.right("x")):
+    if all_(lambda c: c.right(*CUT) and c.adds_up("x")):
         return "partial_input_gradient"
     return "sends_too_much" if all_(lambda c: c.right("x", *CUT, "down_bias")) else ""
-
-
-def _bias_adds_up(c: Case) -> bool:
-    """Whether the gradients that the ranks found for the bias are parts of the right one."""
-    parts = [c.found[r]["down_bias"] for r in range(c.ranks)]
-    return not c.right("down_bias") and close(sum(part for part in parts if part is not None), c.grads["down_bias"])

@@ -129,6 +129,8 @@ def _mistake(cases: list[Case]) -> str:
     if all_(lambda c: any(_is_mean(c, name) for name in WHOLE)):
         return "takes_the_mean"
     wrong = {name for c in several for name in WHOLE if not c.gradient_is(name)}
+    if not all_(lambda c: all(c.adds_up(name) for name in wrong)):
+        return ""
     if wrong == set(WHOLE):
         return "whole_parameters_partial"
     if wrong == {"down_bias"}:
