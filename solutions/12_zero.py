@@ -167,8 +167,9 @@ for way in stepped.ways:
 # rank keeps its part. Under accumulation that has to happen in **every** micro-step: the other parts have nowhere to
 # stay. Write three methods:
 #
-# - `bucket_full(b, gradient)` is called inside backward. `gradient` is 1-D, bucket b's of *this* micro-step, and yours.
-#   Start its reduce-scatter in this call, and do not wait for it here.
+# - `bucket_full(b, gradient)` is called inside backward, which fills the buckets in an order of its own, the same on
+#   all ranks. `gradient` is 1-D, bucket b's of *this* micro-step, and yours. Start its reduce-scatter in this call, and
+#   do not wait for it here.
 # - `self.wire.reduce_scatter(part, whole)` starts the sum over ranks and returns a handle. `whole` has to be n times as
 #   long as `part`; after `handle.wait()`, `part` holds the elements r·k to (r+1)·k of the sum, with k the length of
 #   `part`. Until then both belong to the wire.

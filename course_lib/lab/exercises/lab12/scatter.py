@@ -9,7 +9,7 @@ The learner writes three methods; the cell of the exercise gives the rest:
             self.flying = []                # what is on its way
             self.sums = {}                  # this rank's part of the window's gradient, by bucket
 
-        def bucket_full(self, b, gradient): ...  # in backward; of this micro-step alone, 1-D
+        def bucket_full(self, b, gradient): ...  # in backward, in any order of b; of this micro-step alone, 1-D
         def end_of_backward(self): ...           # after each micro-step
         def finish(self): ...                    # after the window: the mean over ranks of this rank's part, by bucket
 
@@ -61,6 +61,8 @@ MISTAKES = {
     "changes_in_flight": "You change a bucket that is on its way. It belongs to the wire until its wait().",
     "keeps_the_whole": "The result is right, and the memory is not: after end_of_backward whole gradients are still "
     "referred to. Then every rank holds all of it, as without ZeRO. Keep the parts, and let go of what was sent.",
+    "by_place": "Your parts stand in the order in which the buckets came. Backward fills them in an order of its own, "
+    "often the last one first: `b` says which one it is.",
     "keeps_the_last": "Your result holds the last micro-step only. Add each one's part to the sum.",
     "counts_again": "Micro-steps are counted more than once. What end_of_backward has added is still in your list when "
     "the next one ends: empty it.",
@@ -76,8 +78,8 @@ def scatter_the_buckets(answer: type, draw: random.Random) -> Verdict:
     for name in ("bucket_full", "end_of_backward", "finish"):
         if not callable(getattr(answer, name, None)):
             raise Broke(f"the class has no method `{name}`")
-    shapes = [(2, 1, (4,)), (2, 3, (6, 4)), (3, 2, (3, 9, 6)), (2, 3, (5, 3)), (3, 1, (7, 5)), (4, 2, (5, 9, 2)),
-              (1, 3, (4, 3)), (3, 2, (1, 8))]  # fmt: skip
+    shapes = [(2, 1, (4,)), (2, 3, (6, 4)), (2, 1, (4, 2, 6, 8)), (3, 2, (3, 9, 6)), (2, 3, (5, 3)), (3, 1, (7, 5)),
+              (4, 2, (5, 9, 2)), (1, 3, (4, 3)), (3, 2, (1, 8))]  # fmt: skip
     shapes += [(draw.choice((2, 3, 5)), draw.choice((1, 4)), tuple(draw.randint(1, 11) for _ in range(3)))]
     seen = [window for n, N, sizes in shapes for window in windows(answer, n, N, sizes, draw)]
     first = [w for w in seen if w.number == 0]
@@ -107,6 +109,8 @@ def _mistake(seen: list[Window], even: list[Window], uneven: list[Window]) -> st
     if any(w.unread() for w in even):
         return "reads_too_early"
     several = [w for w in even if w.ranks > 1]
+    if any(not w.right() for w in several) and all(w.right() or w.by_place() for w in several):
+        return "by_place"
     if not all(w.right() for w in several):
         ways = {"never_divides": lambda w: w.holds(w.ranks), "averages_twice": lambda w: w.holds(1 / w.ranks),
                 "divides_by_micro_steps": lambda w: w.holds(1 / w.N),

@@ -64,6 +64,8 @@ MISTAKES = {
     "never_clips": "Nothing is clipped, or only after the step. Scale the gradient before the optimizer sees it.",
     "divides_again": "Your gradient is too small by the number of ranks. What the reduce-scatter left is the mean "
     "already.",
+    "loses_the_state": "The first update is right, the second is made as if it were the first: its optimizer is a new "
+    "one, without momentum. Make the optimizer once, in __init__.",
     "adds_to_the_last": "The first update is right, the second is made with the sum of both gradients. Replace `.grad` "
     "in each step.",
 }
@@ -94,13 +96,13 @@ def _mistake(cases: list[Case]) -> str:
     several = [c for c in cases if c.ranks > 1 and c.full]
     if any(c.waits for c in several):
         return "hangs"
-    if not all(c.sharded() for c in several):
+    if all(held >= c.size for c in several for held in c.held):
         return "steps_everything"
     if any(c.has_nan() for c in several):
         return "reads_foreign"
     if all(c.unchanged() for c in several):
         return "not_written_back"
-    if not any(c.gathered for c in several):
+    if not any(c.gathered or c.alike() for c in several):
         return "never_gathers"
     if all(c.late() for c in several):
         return "gathers_too_early"
@@ -108,9 +110,12 @@ def _mistake(cases: list[Case]) -> str:
     if not all(c.right(updates=1) for c in free):
         ways = {"divides_again": lambda norms, n, limit: [1 / n] * n,
                 "scales_up": lambda norms, n, limit: [limit / _whole(norms)] * n}  # fmt: skip
-        return next((name for name, factors in ways.items() if all(c.matches(factors) for c in free)), "")
+        named = (name for name, factors in ways.items() if all(c.gathered and c.matches(factors) for c in free))
+        return next(named, "")
     if all(c.right(updates=1) for c in several):
-        return "adds_to_the_last" if all(c.adds_up() for c in free) else ""
+        if all(c.adds_up() for c in free):
+            return "adds_to_the_last"
+        return "loses_the_state" if all(c.starts_anew() for c in several) else ""
     ways = {
         "clips_by_the_shard": lambda norms, n, limit: [_down(limit, norm) for norm in norms],
         "adds_norms": lambda norms, n, limit: [_down(limit, sum(norms))] * n,

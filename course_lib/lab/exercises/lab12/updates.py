@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from course_lib.lab.exercises.lab09.group_wire import Calls, GroupWire
 from course_lib.lab.exercises.lab09.replay import play
@@ -27,7 +28,7 @@ Factors = Callable[[list[float], int, float], Sequence[float]]
 @dataclass(frozen=True)
 class Case:
     """A training of two updates. `found[r][u]` are rank r's parameters after update u, `held[r]` the elements that its
-    optimizer was given, `waits` what the ranks wait for that came to no end."""
+    optimizers held, `waits` what the ranks wait for that came to no end."""
 
     ranks: int
     start: Tensor
@@ -62,8 +63,9 @@ class Case:
         """Whether every rank has a segment."""
         return self.size >= self.ranks
 
-    def one_process(self, factors: Factors, add_up: bool = False) -> list[Tensor]:
-        """The parameters after each update when each segment of the gradient is scaled by its factor."""
+    def one_process(self, factors: Factors, add_up: bool = False, anew: bool = False) -> list[Tensor]:
+        """The parameters after each update when each segment of the gradient is scaled by its factor: with the
+        gradients added up, or with an optimizer that is made `anew` for each."""
         import torch
 
         whole = self.start.clone()
@@ -73,15 +75,16 @@ class Case:
             scales = factors([float(part.norm()) for part in parts], self.ranks, limit)
             scaled = torch.cat([part * scale for part, scale in zip(parts, scales)])
             whole.grad = whole.grad + scaled if add_up and number else scaled
+            optimizer = Momentum([whole]) if anew else optimizer
             optimizer.step()
             out.append(whole.clone())
         return out
 
-    def expected(self) -> list[Tensor]:
+    def expected(self, anew: bool = False) -> list[Tensor]:
         def factors(norms: list[float], n: int, limit: float) -> list[float]:
             norm = sum(one**2 for one in norms) ** 0.5
             return [min(1.0, limit / norm)] * n
-        return self.one_process(factors)
+        return self.one_process(factors, anew=anew)
 
     # what was seen
 
@@ -101,7 +104,10 @@ class Case:
         return all(_near(flat, self.start) for row in self.found for flat in row)
 
     def late(self) -> bool:
-        """Whether, after the last update, the others' segments are those of the update before, and the own is new."""
+        """Whether, after the last update, the others' segments are those of the update before, and the own is new; and
+        so from the first."""
+        if self.right(updates=1):
+            return False
         for rank, row in enumerate(self.found):
             for place, (now, before) in enumerate(zip(row[-1].tensor_split(self.ranks),
                                                       row[-2].tensor_split(self.ranks))):
@@ -116,6 +122,9 @@ class Case:
     def matches(self, factors: Factors) -> bool:
         """Whether the first update is that of these factors."""
         return self._is(self.one_process(factors)[:1])
+
+    def starts_anew(self) -> bool:
+        return self._is(self.expected(anew=True))
 
     def adds_up(self) -> bool:
         return self._is(self.one_process(lambda norms, n, limit: [1.0] * n, add_up=True))
@@ -179,7 +188,8 @@ class Momentum:
 def trained(answer: type, n: int, start: list[float], gradients: list[list[float]],
             max_norms: list[float]) -> tuple[list[list[list[float]]], list[int], str, bool]:
     """What the learner's class makes of some updates, on the side where it lives: the parameters by rank and update,
-    the elements that each rank's optimizer was given, what ranks wait for, and whether anything was gathered."""
+    the most elements that each rank's optimizers held at a time, what ranks wait for, and whether anything was
+    gathered."""
     import torch
 
     calls = Calls()
@@ -187,12 +197,16 @@ def trained(answer: type, n: int, start: list[float], gradients: list[list[float
 
     def one(rank: int) -> list[list[float]]:
         wires[rank] = GroupWire(calls, rank, n)
-        wire, flat, given = wires[rank].group(range(n)), torch.tensor(start), []
+        wire, flat = wires[rank].group(range(n)), torch.tensor(start)
+        alive: WeakSet[Momentum] = WeakSet()
+
+        def hold(optimizers: Iterable[Momentum]) -> None:
+            held[rank] = max(held[rank], sum(p.numel() for optimizer in optimizers for p in optimizer.params))
 
         def make_optimizer(params: Iterable[Tensor]) -> Momentum:
             optimizer = Momentum(params)
-            given.extend(optimizer.params)
-            held[rank] = sum(p.numel() for p in given)
+            alive.add(optimizer)
+            hold([optimizer])
             return optimizer
 
         mine = call(answer, flat, wire, make_optimizer, shown="ShardedOptimizer(flat, wire, make_optimizer)")
@@ -202,6 +216,7 @@ def trained(answer: type, n: int, start: list[float], gradients: list[list[float
             gradient.tensor_split(n)[rank].copy_(torch.tensor(values).tensor_split(n)[rank])
             call(mine.step, gradient, limit, shown=f"step(gradient, {limit:.3g}) of update {number + 1} on rank {rank} "
                                                    f"of {n}")  # fmt: skip
+            hold(alive)
             out.append(flat.detach().tolist())
         return out
 

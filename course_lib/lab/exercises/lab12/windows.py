@@ -23,8 +23,9 @@ DIGIT = 8
 
 @dataclass(frozen=True)
 class Window:
-    """One window on all ranks. `found[r][b]` is what rank r's finish gave for bucket b, `wanted` what it should be,
-    `bases[b]` the bucket's gradient but for the micro-step's digit. The rest was noted by the wire."""
+    """One window on all ranks, whose backward fills the buckets in this `order`. `found[r][b]` is what rank r's finish
+    gave for bucket b, `wanted` what it should be, `bases[b]` the bucket's gradient but for the micro-step's digit. The
+    rest was noted by the wire."""
 
     number: int
     ranks: int
@@ -32,6 +33,7 @@ class Window:
     sizes: tuple[int, ...]
     bases: list[Tensor]
     found: list[list[Tensor]]
+    order: tuple[int, ...]
     late: int = 0
     waited: int = 0
     changed: int = 0
@@ -77,6 +79,16 @@ class Window:
                     return False
         return True
 
+    def by_place(self) -> bool:
+        """Whether the parts stand in the order in which their buckets came, as far as they were cut alike."""
+        for rank, row in enumerate(self.found):
+            for part, b in zip(row, self.order):
+                want = self.wanted(rank, b)
+                both = min(part.numel(), want.numel())
+                if not _near(part[:both], want[:both]):
+                    return False
+        return not self.misfit and self.order != tuple(sorted(self.order))
+
     def holds(self, factor: float) -> bool:
         """Whether every part is the wanted one times `factor`."""
         return not self.misfit and all(_near(part, self.wanted(rank, b) * factor)
@@ -116,18 +128,21 @@ def windows(answer: type, ranks: int, N: int, sizes: Sequence[int], draw: random
 
     numbers = [draw.sample(range(3, 300), sum(sizes)) for _ in range(2)]
     bases = [[[float(next(values)) for _ in range(size)] for size in sizes] for values in map(iter, numbers)]
-    seen = on_its_side(told, answer, ranks, N, list(sizes), bases)
+    order = tuple(draw.sample(range(len(sizes)), len(sizes)))
+    order = order[::-1] if list(order) == sorted(order) else order  # never that of the result
+    seen = on_its_side(told, answer, ranks, N, list(sizes), bases, order)
     out = []
+    filled = [sizes[b] for b in order] * N
     for number, (given, (found, kept, works, misfit)) in enumerate(zip(bases, seen)):
         calls = [i * (len(sizes) + 1) + b for i in range(N) for b in range(len(sizes))]
         prompt = [launched for launched, *_ in works] == calls
         out.append(Window(
             number, ranks, N, tuple(sizes), [torch.tensor(base) for base in given],
-            [[torch.tensor(part) for part in row] for row in found], kept=kept, misfit=misfit,
+            [[torch.tensor(part) for part in row] for row in found], order, kept=kept, misfit=misfit,
             late=0 if prompt else max(1, sum(launched not in calls for launched, *_ in works)),
             waited=sum(waited == launched and launched in calls for launched, waited, *_ in works),
             changed=sum(changed for *_, changed, _ in works),
-            short=prompt and any(elements < size for (*_, elements), size in zip(works, list(sizes) * N))))
+            short=prompt and any(elements < size for (*_, elements), size in zip(works, filled))))
     return out
 
 
@@ -136,7 +151,8 @@ Seen = tuple[list[list[list[float]]], int, list[tuple[int, int, bool, int]], str
 reduce-scatters (call of the launch, of the wait, changed in flight, elements), and a misuse of the wire."""
 
 
-def told(answer: type, ranks: int, N: int, sizes: list[int], bases: list[list[list[float]]]) -> list[Seen]:
+def told(answer: type, ranks: int, N: int, sizes: list[int], bases: list[list[list[float]]],
+         order: tuple[int, ...]) -> list[Seen]:
     """Windows told call by call to all ranks in turn, on the side where the learner's class lives."""
     import torch
 
@@ -148,7 +164,7 @@ def told(answer: type, ranks: int, N: int, sizes: list[int], bases: list[list[li
         for wire in wires:
             wire.works, wire.call = [], 0
         try:
-            kept, found = _window(mine, wires, N, [torch.tensor(base) for base in given])
+            kept, found = _window(mine, wires, N, [torch.tensor(base) for base in given], order)
         except Broke:
             if misfit := next((wire.misfit for wire in wires if wire.misfit), ""):
                 return [*out, ([], 0, [], misfit)]
@@ -158,17 +174,18 @@ def told(answer: type, ranks: int, N: int, sizes: list[int], bases: list[list[li
     return out
 
 
-def _window(mine: list, wires: list[ScatterWire], N: int, bases: list[Tensor]) -> tuple[int, list[list[list[float]]]]:
+def _window(mine: list, wires: list[ScatterWire], N: int, bases: list[Tensor],
+            order: tuple[int, ...]) -> tuple[int, list[list[list[float]]]]:
     """The calls of one window. How many whole gradients outlive their backward, and what finish gave."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     kept, given = 0, []
     for i in range(N):
-        for b, base in enumerate(bases):
+        for place, b in enumerate(order):
             for rank, one in enumerate(mine):
-                gradient = base * (DIGIT**i * 2 * (rank + 1) / (len(mine) + 1))  # the mean over ranks is base · 8^i
+                gradient = bases[b] * (DIGIT**i * 2 * (rank + 1) / (len(mine) + 1))  # the mean over ranks is base · 8^i
                 given.append(StorageWeakRef(gradient.untyped_storage()))
-                wires[rank].call = i * (len(bases) + 1) + b
+                wires[rank].call = i * (len(bases) + 1) + place
                 call(one.bucket_full, b, gradient, shown=f"bucket_full({b}, gradient) in micro-step {i}")
                 given += [StorageWeakRef(w._whole.untyped_storage()) for w in wires[rank].works[-1:]
                           if w._whole is not None]  # fmt: skip
