@@ -490,10 +490,10 @@ for D in (1, 2, 4, 8, 16, 32, 64):
 lab.compare("13.replicas", str(chosen[2]), how="computed")
 
 # %% [markdown] id="defend-text"
-# **D = 8 is the slow choice here.** Eight-way model parallelism sends activations in every layer of every micro-batch,
-# on the critical path, and cuts matrices into pieces that a GPU computes less well. More replicas send each gradient
-# once an update, under the last backward. The 7B model does not need to be cut: sharding the optimizer (ZeRO-1) is
-# enough to make it fit.
+# **D = 8 is not the fast choice here.** Eight-way model parallelism sends activations in every layer of every
+# micro-batch, on the critical path, and cuts matrices into pieces that a GPU computes less well. More replicas send
+# each gradient once an update, under the last backward. The 7B model does not need to be cut: sharding the optimizer
+# (ZeRO-1) is enough to make it fit.
 #
 # ## Defend it
 #
@@ -525,8 +525,8 @@ for label, other in (("a quarter of the network", cluster("a100-80", 64, network
 # %% [markdown] id="defend-why"
 # So the defence has its limits in it: **the smallest model parallelism that fits**. It holds down to a network fifty
 # times slower than the one assumed. Below that it pays to send less between the nodes: a GPU that holds an eighth of
-# the model has an eighth of the gradient to send. At a hundredth of the network D = 8 is the answer at last, by little,
-# and an update takes three times as long; at less it is D = 4. With GPUs so small that the model has to be cut, it is
+# the model has an eighth of the gradient to send. At a hundredth of the network D = 8 is the answer at last, and an
+# update takes three times as long; at less it is D = 4. With GPUs so small that the model has to be cut, it is
 # cut as little as memory allows. N = B/(b·D) follows from D; it is not chosen first.
 #
 # ## What you would use in production

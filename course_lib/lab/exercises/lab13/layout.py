@@ -11,6 +11,7 @@ fits, or None where none does.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ MISTAKES = {
     "every layer and needs the wires inside a node: t is 1, 2, 4 or 8.",
     "divides_by_p_again": "micro_s(t, p) is of one *stage* already, a p-th of the model. Do not divide it by p once "
     "more.",
+    "powers_of_two": "p may be any number of stages that divides the GPUs, 3 or 6 too. Powers of two are a habit.",
+    "below_the_limit": "A layout that needs `limit` exactly still fits: memory must not be *above* it.",
     "nothing_fits": "Where nothing fits, the answer is None: not an exception, and no layout either.",
 }  # fmt: skip
 
@@ -74,7 +77,7 @@ class Case:
         return self._at(self.data, "data_s", t, p, D)
 
     def memory(self, t: int, p: int, D: int) -> float:
-        return self._at(self.bytes, "memory", t, p, D)
+        return math.inf if D == 0 else self._at(self.bytes, "memory", t, p, D)
 
     def functions(self) -> tuple[Callable, Callable, Callable]:
         """`micro_s`, `data_s` and `memory` as plain functions, which a grader's sandbox can call."""
@@ -131,8 +134,30 @@ _WRONG: dict[str, Callable[[Case], Layout | None]] = {
     "t_up_to_gpus": lambda c: min(c.choices(most=64), key=c.seconds, default=None),
     "divides_by_p_again": lambda c: min(c.choices(), default=None, key=lambda x: (x[3] + x[1] - 1)
                                         * c.micro[x[:2]] / x[1] + c.data[x[:2]]),
+    "powers_of_two": lambda c: _best(c, lambda x: x[1].bit_count() == 1),
+    "below_the_limit": lambda c: _best(c, lambda x: c.bytes[x[:2]] < c.limit),
 }  # fmt: skip
 """What somebody answers who makes one mistake."""
+
+_NEAR: dict[str, Callable[[Case], Layout | None]] = {
+    "p up to 8": lambda c: _best(c, lambda x: x[1] <= 8),
+    "in one node": lambda c: _best(c, lambda x: x[0] * x[1] <= 8),
+    "t = 1": lambda c: _best(c, lambda x: x[0] == 1),
+    "p = 1": lambda c: _best(c, lambda x: x[1] == 1),
+    "cut": lambda c: _best(c, lambda x: x[0] * x[1] > 1),
+    "copies": lambda c: _best(c, lambda x: x[2] > 1),
+    "N + p": lambda c: min(c.choices(), key=lambda x: c.seconds(x) + c.micro[x[:2]], default=None),
+    "no traffic": lambda c: min(c.choices(), key=lambda x: c.seconds(x) - c.data[x[:2]], default=None),
+    "the longer": lambda c: min(c.choices(), default=None, key=lambda x: max(c.seconds(x) - c.data[x[:2]],
+                                                                             c.data[x[:2]])),
+    "bubble of the step on top": lambda c: min(c.choices(), default=None, key=lambda x: x[3] * c.micro[x[:2]] * (
+        1 + (x[1] - 1) / (x[3] + x[1] - 1)) + c.data[x[:2]]),
+}  # fmt: skip
+"""Other wrong rules, which no hint is written for. They too must differ from the right one in some case."""
+
+
+def _best(case: Case, keep: Callable[[Layout], bool]) -> Layout | None:
+    return min(filter(keep, case.choices()), key=case.seconds, default=None)
 
 
 @exercise("13.3", title="plan the run", minutes=10, needs="best_layout", hints=HINTS, mistakes=MISTAKES)
@@ -163,14 +188,17 @@ def choose_the_layout(answer: Callable, draw: random.Random) -> Verdict:
 
 
 def _drawn(draw: random.Random) -> list[Case]:
-    """Cases until every mistake differs from the right answer in one at least, and from every other mistake."""
+    """Cases until every wrong rule differs from the right one in one at least, and every mistake from every other. In
+    some the best layout needs all of the limit."""
     cases: list[Case] = []
-    alike = set(combinations(("right", *_WRONG), 2))
+    alike = {*combinations(("right", *_WRONG), 2), *(("right", name) for name in _NEAR)}
     while len(cases) < MOST_CASES and (alike or len(cases) < 6):
         case = _case(draw)
         if (right := case.right()) is None:
             continue
-        given = {"right": right} | {name: wrong(case) for name, wrong in _WRONG.items()}
+        if draw.random() < 0.3:
+            case = replace(case, limit=case.bytes[right[:2]])
+        given = {"right": right} | {name: wrong(case) for name, wrong in (_WRONG | _NEAR).items()}
         told = {pair for pair in alike if given[pair[0]] != given[pair[1]]}
         if told or len(cases) < 6:
             cases.append(case)
@@ -188,7 +216,7 @@ def _case(draw: random.Random, limit: float | None = None) -> Case:
             micro[t, p] = draw.uniform(0.7, 1.3) / (t * p) * (1 + 0.05 * (t - 1) * (t <= 8))
             data[t, p] = draw.uniform(0.0, 0.6) / (t * p) ** 0.3
             held[t, p] = draw.uniform(0.6, 1.2) * 120 / (t * p)
-    return Case(gpus, B, b, draw.choice([20.0, 40.0, 80.0]) if limit is None else limit, micro, data, held)
+    return Case(gpus, B, b, draw.choice([20.0, 40.0, 80.0, 160.0]) if limit is None else limit, micro, data, held)
 
 
 def _is_layout(got: Any) -> bool:

@@ -84,6 +84,16 @@ class Case(NamedTuple):
         return [w for w in _reductions(self.found)
                 if any(_computes(x) for x in self.found[_last_use(self.found, _stage(w)) + 1:self.found.index(w)])]
 
+    def some_went(self) -> bool:
+        """Whether of each stage with a late reduction another one is in time."""
+        late = self.late()
+        return {_stage(w) for w in late} <= {_stage(w) for w in _reductions(self.found) if w not in late}
+
+    def in_one_block(self) -> bool:
+        """Whether nothing is computed between the first reduction and the last."""
+        places = [k for k, w in enumerate(self.found) if w.startswith("reduce")]
+        return not any(map(_computes, self.found[places[0]:places[-1]]))
+
     def __str__(self) -> str:
         return f"{self.kind}: {_shortened(self.given)} became {_shortened(self.found)}"
 
@@ -124,6 +134,7 @@ def _drawn(draw: random.Random) -> list[tuple[str, list[str]]]:
         "W from the last": _other_way(delay_weights(split, draw.randint(2, 2 * m - 2))),
         "1F1B, backward in one": one_f_one_b(3, m),
         "interleaved, backward in one": interleaved(2, 2 * draw.randint(1, 2), 2),
+        "zero bubble, stages of two digits": zero_bubble(2, 2, 6),
     }
     return [(kind, [str(a) for a in actions]) for kind, schedule in made.items()
             for actions in naive(schedule, [draw.randint(1, 3) for _ in range(schedule.stages)]).ranks]
@@ -168,11 +179,9 @@ def _mistake(cases: Sequence[Case]) -> str:
     late = [c for c in cases if c.late()]
     if late and all(c in whole for c in late):
         return "forgets_b"
-    if late and any(len({_stage(w) for w in _reductions(c.found)} - {_stage(w) for w in c.late()}) > 1
-                    or any(_stage(w) == _stage(x) for w in c.late() for x in _reductions(c.found) if x not in c.late())
-                    for c in late):
+    if late and all(c.some_went() for c in late):
         return "one_bucket"
-    return "one_block" if late else ""
+    return "one_block" if late and all(c.in_one_block() for c in late) else ""
 
 
 def _stands_behind(case: Case, op: str, first: bool) -> bool:
