@@ -238,7 +238,7 @@ def test_what_the_checks_expect_is_what_pytorch_does() -> None:
         draw = random.Random(seed)
         late = delayed._played(Ring, delayed._problem(draw, 0))
         assert late.same(late.want)
-        outer = rounds._played(OuterSGD, rounds._problem(draw, (0.7, 0.9)))
+        outer = rounds._played(OuterSGD, rounds._problem(draw, (0.7, 0.9), ranks=2, H=3))
         assert outer.right() and outer.agree()
 
 
