@@ -230,8 +230,8 @@ def unused():
     return [(n, p.grad) for n, p in model.module.named_parameters()]
 
 
-def test_used_on_any_rank_in_any_micro_step_is_used(got) -> None:
-    """facts.md, F8: the used-set is the union over the window and over ranks."""
+def test_what_no_rank_used_has_no_gradient_and_all_else_has_one_everywhere(got) -> None:
+    """The used-set is the union over the window and over ranks; that the gradients are right is for test_early_use."""
     rank0, rank1 = (dict(r) for r in got(unused))
     assert [n for n, g in rank0.items() if g is None] == ["never.weight", "never.bias"]
     assert [n for n, g in rank1.items() if g is None] == ["never.weight", "never.bias"]
