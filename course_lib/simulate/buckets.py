@@ -1,9 +1,9 @@
 """Gradient buckets on one FIFO wire: predict a step from one measured run, and find the best plan.
 
 Bucket i starts when the wire is free and its last gradient is ready, and takes c(S) = a + β·S:
-`f_i = max(f_{i-1}, r_i) + c(S_i)`. Everything here follows from that line (metrics.md, "Bounds and
-scores"). Times are seconds relative to the start of the backward that communicates, bytes are bytes
-of gradient, and MB is 2**20 bytes, as in PyTorch's `bucket_cap_mb`.
+`f_i = max(f_{i-1}, r_i) + c(S_i)`. Everything here follows from that line.
+Times are seconds relative to the start of the backward that communicates, bytes are bytes of
+gradient, and MB is 2**20 bytes, as in PyTorch's `bucket_cap_mb`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an event is: the one place that knows names and categories.
 
-A device event is communication if its *name* says so, whatever stream it ran in. What counts is listed in
-`metrics.md`; categories cover Kineto's of 2021 (`Kernel`, `Memcpy`) and of today (`kernel`, `gpu_memcpy`).
+A device event is communication if its *name* says so, whatever stream it ran in. Categories
+cover Kineto's of 2021 (`Kernel`, `Memcpy`) and of today (`kernel`, `gpu_memcpy`).
 """
 
 from __future__ import annotations

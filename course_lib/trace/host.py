@@ -12,7 +12,7 @@ from course_lib.trace.collectives import element_size
 from course_lib.trace.events import Event, Events
 
 CpuRule = Literal["leaf", "outer"]
-"""Which operators count as CPU compute: `leaf` those that call no other, as `metrics.md` defines it; `outer` every
+"""Which operators count as CPU compute: `leaf` those that call no other; `outer` every
 operator that itself computes with all that it calls, as the course's own live capture does. A matrix product calls a
 few bookkeeping operators (`aten::resolve_conj`), so `leaf` leaves it out and is the lower bound of the compute."""
 

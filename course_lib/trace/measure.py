@@ -1,4 +1,4 @@
-"""A trace in numbers: `overlap.report`, with the step time of a CPU rank as `metrics.md` defines it."""
+"""A trace in numbers: `overlap.report`, with the step time of a CPU rank."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_data_parallel() -> None:
 
 
 def test_the_volume_named_in_the_claims() -> None:
-    """cases/claims.md, row p: TP8·DP8, 7B in bf16, 2.95 GB a GPU once and 94 GB in every one of 32 micro-steps."""
+    """TP8·DP8, 7B in bf16, 2.95 GB a GPU once and 94 GB in every one of 32 micro-steps."""
     G = 2 * 6.74e9 / 8
     assert v.data_parallel_bytes(G, 8) == pytest.approx(2.95e9, rel=0.01)
     assert v.data_parallel_bytes(G, 8, 32, every_micro_step=True) == pytest.approx(94e9, rel=0.01)

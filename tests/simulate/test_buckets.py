@@ -41,7 +41,7 @@ def fair(profile: GradientProfile, link: LinkCost, plan: BucketPlan) -> float:
                               link.cost(profile.total_bytes)).value
 
 
-# The storyboard's numbers were measured with 4 ms injected latency. A collective cost about 2 ms more than
+# The scores at the end of the test were measured with 4 ms injected latency. A collective cost about 2 ms more than
 # that on the wire of the time, so two sets of costs give them: the layers of that run with a = 6 ms, or
 # a = 4 ms with layers shorter in the same ratio.
 GOLDEN = [
@@ -56,7 +56,7 @@ GOLDEN = [
 def test_neither_small_nor_large_buckets_win_and_the_best_plan_is_not_uniform(profile, link, uniform, planned):
     got = [fair(profile, link, uniform_plan(profile, cap * MB)) for cap in (1, 2, 3, 4, 8, 16)]
     assert got == pytest.approx(uniform, abs=.001)
-    assert got == pytest.approx([.17, .37, .38, .37, .30, -.02], abs=.045)  # as measured: storyboards.md, lab 04
+    assert got == pytest.approx([.17, .37, .38, .37, .30, -.02], abs=.045)  # as measured
     plan = best_plan(profile, link)
     assert str(plan) == "(1.0, 3.0, 4.0, 8.0) MB"
     assert fair(profile, link, plan) == pytest.approx(planned, abs=.001)

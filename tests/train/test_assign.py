@@ -15,7 +15,7 @@ def gradients(*megabytes: float, kinds: str = "") -> list[Gradient]:
 
 
 def test_the_layouts_that_ddp_reports_for_sixty_linears() -> None:
-    """facts.md, F2: 60 Linear(512, 512) in reverse order, weight 1 MiB and bias 2 KiB each."""
+    """60 Linear(512, 512) in reverse order, weight 1 MiB and bias 2 KiB each."""
     sixty = gradients(*(size for _ in range(60) for size in (1, 2 / 1024)))
     order = range(len(sixty) - 1, -1, -1)
 

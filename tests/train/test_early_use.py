@@ -60,7 +60,7 @@ def results() -> list[dict]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_used_by_one_rank_under_no_sync_alone(name: str, results: list[dict]) -> None:
-    """facts.md, F8. Momentum and weight decay leave alone what no rank uses (stock DDP gives it zeros)."""
+    """Momentum and weight decay leave alone what no rank uses (stock DDP gives it zeros)."""
     want = model_of(Branches)
     optimizer = make_optimizer(want.parameters())
     for window in range(2):

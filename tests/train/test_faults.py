@@ -85,7 +85,7 @@ def skips_backward_and_finish_and_steps(t: Trainer) -> str:
 
 @fault(r"the optimizer of ranks 0, 1 and 2 was about to step")
 def everybody_steps_after_no_sync_alone(t: Trainer) -> str:
-    """facts.md, F6: the replicas would part."""
+    """The replicas would part."""
     with t.model.no_sync():
         t.loss().backward()
     return error_of(t.optimizer.step)

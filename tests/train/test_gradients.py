@@ -56,7 +56,6 @@ def views():
 
 
 def test_zero_grad_either_way_leaves_views_and_the_same_numbers(got) -> None:
-    """facts.md, F5."""
     for rank in got(views):
         first = rank[True, True][0]
         for (_, as_view), (history, pointers) in rank.items():
@@ -158,5 +157,5 @@ def detached_in_place():
 
 
 def test_gradients_in_buckets_may_be_detached_in_place(got) -> None:
-    """facts.md, F5: DDP's may not."""
+    """DDP's may not."""
     assert got(detached_in_place) == [True] * RANKS

@@ -51,7 +51,7 @@ def results() -> list[dict]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_sum_of_a_window_is_as_exact_as_its_parameters(strategy: str, results: list[dict]) -> None:
-    """facts.md, F10: a bf16 sum of ones stops at 256. Parameters in fp32 under autocast keep the sum in fp32."""
+    """A bf16 sum of ones stops at 256. Parameters in fp32 under autocast keep the sum in fp32."""
     for rank in results:
         assert rank[strategy][:2] == (256, MICRO_STEPS)
 
@@ -64,7 +64,7 @@ def test_the_mean_over_ranks_does_not_overflow(strategy: str, results: list[dict
 @pytest.mark.parametrize(("micro_steps", "in_bf16", "in_fp32"), [(8, 0.0040, 0.0016), (32, 0.0068, 0.0015),
                                                                  (128, 0.0121, 0.0011), (512, 0.0227, 0.0007)])
 def test_the_error_of_a_bf16_sum_grows_with_the_window(micro_steps: int, in_bf16: float, in_fp32: float) -> None:
-    """facts.md, F10: the relative L2 error of a sum of bf16 gradients (mean 0.1, spread 1), in bf16 and in fp32."""
+    """The relative L2 error of a sum of bf16 gradients (mean 0.1, spread 1), in bf16 and in fp32."""
     generator = torch.Generator().manual_seed(0)
     exact, half, full = (torch.zeros(4096, dtype=d) for d in (torch.float64, torch.bfloat16, torch.float32))
     for _ in range(micro_steps):

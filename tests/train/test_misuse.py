@@ -32,7 +32,7 @@ def unused_parameters() -> dict:
 
 
 def test_an_unused_parameter_is_named_on_every_rank() -> None:
-    """facts.md, F7: stock DDP steps in silence here, and the replicas part."""
+    """Stock DDP steps in silence here, and the replicas part."""
     for found in run(unused_parameters, ranks=RANKS, fabric="loopback"):
         said, untouched, left = found["one rank"]
         assert "'left.weight' on ranks 0 and 2" in said and "'right.bias' on rank 1" in said

@@ -156,7 +156,7 @@ def a_large_gradient_and_small_ones():
 
 
 def test_a_window_of_bfloat16_is_summed_in_float32(got) -> None:
-    """facts.md, F10: in bfloat16, 256 + 1 is 256."""
+    """In bfloat16, 256 + 1 is 256."""
     first, second = got(a_large_gradient_and_small_ones)
     for case in first:
         assert first[case] + second[case] == [264.0], case

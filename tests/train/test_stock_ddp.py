@@ -68,7 +68,7 @@ def bucket_sizes():
 
 
 def test_bucket_sizes_in_the_first_iteration_and_after_it(got) -> None:
-    """facts.md, F2: without a cap the first iteration is one bucket and a small first bucket comes later; a cap that is
+    """Without a cap the first iteration is one bucket and a small first bucket comes later; a cap that is
     written out has no small bucket; with find_unused it comes at once, is reduced last, and stays there."""
     for rank in got(bucket_sizes):
         assert rank["default"] == ([[3.0], [1.0, 2.0], [1.0, 2.0]], [1.0, 2.0])
@@ -97,7 +97,7 @@ def four_micro_steps():
 
 
 def test_no_sync_around_backward_alone_saves_nothing(got) -> None:
-    """facts.md, F3 and F4: it is 4 all-reduces instead of 1, and the gradient is right all the same, so only a count
+    """It is 4 all-reduces instead of 1, and the gradient is right all the same, so only a count
     shows it. `NoSync` sends in finish, so it sends once whatever is marked."""
     for rank in got(four_micro_steps):
         for (name, around), (calls, right) in rank.items():
@@ -140,7 +140,7 @@ def silent_faults():
 
 
 def test_what_stock_ddp_does_in_silence(got) -> None:
-    """facts.md, F5 to F7. What our strategies say instead is in test_faults and test_misuse."""
+    """What our strategies say instead is in test_faults and test_misuse."""
     for rank in got(silent_faults):
         assert not rank["stepped after no_sync alone"] and not rank["unused"], "the replicas did not part"
         assert "expected to have finished reduction" in rank["said"].lower()
@@ -160,5 +160,5 @@ def used_under_no_sync_only():
 
 
 def test_a_parameter_used_under_no_sync_only_is_reduced(got) -> None:
-    """facts.md, F8; ours: test_windows. (`never`, the first two parameters, is zeros in DDP and None in ours.)"""
+    """Ours: test_windows. (`never`, the first two parameters, is zeros in DDP and None in ours.)"""
     assert got(used_under_no_sync_only) == [True] * RANKS

@@ -61,7 +61,7 @@ def forward_decides():
 
 
 def test_the_forward_decides(got) -> None:
-    """facts.md, F3; and a window of which nothing was sent is not finished in silence."""
+    """A window of which nothing was sent is not finished in silence."""
     for rank in got(forward_decides):
         for (name, case), (calls, said) in rank.items():
             assert calls == (1 if case == "backward only" else 0), (name, case)
