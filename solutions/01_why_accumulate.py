@@ -29,7 +29,7 @@ from contextlib import nullcontext
 import torch
 
 from course_lib import show
-from course_lib.lab.sliders import sliders
+from course_lib.lab.pictures.sliders import sliders
 from course_lib.launch import Fabric, run
 from course_lib.plan import FP32, MIXED, ModelShape, data_degree, per_rank
 from course_lib.plan import volumes as by_the_book

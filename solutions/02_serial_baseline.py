@@ -24,11 +24,11 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import overlap, show
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_serial import baselines
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.serial import baselines
 from course_lib.launch import Fabric, RunTimeout, run
+from course_lib.link_cost import LinkCost
 from course_lib.score import fair_score
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.serial import predict_serial
 from course_lib.train import emulated
 

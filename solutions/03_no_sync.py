@@ -24,12 +24,12 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import show
-from course_lib.lab.damage import damage
-from course_lib.lab.over_n import over_n
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_windows import window_runs
+from course_lib.lab.pictures.over_n import over_n
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.damage import damage
+from course_lib.lab.workbench.windows import window_runs
 from course_lib.launch import Fabric, run
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.serial import predict_serial
 
 wire = Fabric(gbit=1.0, latency_us=2000, kind=fabric)

@@ -26,7 +26,7 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import show
-from course_lib.lab.workbench import ddp_layout, own_run
+from course_lib.lab.workbench.buckets import ddp_layout, own_run
 from course_lib.launch import Fabric
 from course_lib.simulate.buckets import MB, BucketPlan, ddp_arguments, predict, uniform_plan
 from course_lib.tune import compare, sweep

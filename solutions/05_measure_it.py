@@ -26,9 +26,9 @@ lab.begin(submission)
 # %% id="imports"
 from course_lib import overlap, show, trace
 from course_lib.lab.exercises.lab05.given import STEP, given_steps, given_traces
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_busy import waiting
-from course_lib.lab.workbench_profiled import events_of, profiled_run
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.busy import waiting
+from course_lib.lab.workbench.profiled import events_of, profiled_run
 from course_lib.launch import Fabric
 from course_lib.show.lanes import lanes
 from course_lib.show.utilisation import utilisation
@@ -277,7 +277,7 @@ utilisation(seen, title="What a counter shows, and what was useful", provenance=
 import torch
 
 if torch.cuda.is_available():
-    from course_lib.lab.workbench_busy import device_waiting
+    from course_lib.lab.workbench.busy import device_waiting
 
     print(f"a kernel that only spins: NVML says {device_waiting():.0%} utilisation")
 else:

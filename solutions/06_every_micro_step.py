@@ -26,17 +26,17 @@ lab.begin(submission)
 from statistics import median
 
 from course_lib import overlap, show
-from course_lib.lab.input_pipeline import input_runs, readers
-from course_lib.lab.phase import phase
-from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_every import every_runs
+from course_lib.lab.pictures.phase import phase
+from course_lib.lab.pictures.side_by_side import side_by_side
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.every import every_runs
+from course_lib.lab.workbench.input_pipeline import input_runs, readers
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.plan.volumes import data_parallel_bytes
 from course_lib.score import fair_score
 from course_lib.simulate.buckets import MB, GradientProfile, predict, uniform_plan
 from course_lib.simulate.every_step import predict_every_step
-from course_lib.simulate.link import LinkCost
 from course_lib.tune import compare
 from course_lib.tune.choice import gain
 

@@ -26,12 +26,12 @@ lab.begin(submission)
 from functools import partial
 
 from course_lib import show
-from course_lib.lab.lines import lines
-from course_lib.lab.pays import Cost, even_profile, pays_below, predicted
-from course_lib.lab.race import SCHEMES, race
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_compressed import accuracies, compressed_runs, host_costs, top_k_bytes
-from course_lib.lab.workbench_resume import resumed
+from course_lib.lab.pictures.lines import lines
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.compressed import accuracies, compressed_runs, host_costs, top_k_bytes
+from course_lib.lab.workbench.pays import Cost, even_profile, pays_below, predicted
+from course_lib.lab.workbench.race import SCHEMES, race
+from course_lib.lab.workbench.resume import resumed
 from course_lib.launch import Fabric, RunTimeout, run
 from course_lib.launch.measure import measure
 from course_lib.simulate.buckets import MB

@@ -26,12 +26,12 @@ lab.begin(submission)
 from functools import partial
 
 from course_lib import show
-from course_lib.lab.lines import lines
-from course_lib.lab.loss_curves import loss_at, loss_curves, update_s
-from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_stale import stale_runs
-from course_lib.lab.workbench_updates import update_runs
+from course_lib.lab.pictures.lines import lines
+from course_lib.lab.pictures.side_by_side import side_by_side
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.loss_curves import loss_at, loss_curves, update_s
+from course_lib.lab.workbench.stale import stale_runs
+from course_lib.lab.workbench.updates import update_runs
 from course_lib.launch import Fabric, run
 from course_lib.launch.measure import measure
 

@@ -29,11 +29,12 @@ from functools import partial
 
 from course_lib import show
 from course_lib.doctor.environment import judge
-from course_lib.lab.hops import flat_hops, hops, measured_hops, two_level_hops
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench_wires import reduce_runs, train_runs
+from course_lib.lab.pictures.hops import flat_hops, hops, measured_hops, two_level_hops
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.wires import reduce_runs, train_runs
 from course_lib.launch import Fabric, run
 from course_lib.launch.measure import measure
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, predict, uniform_plan
 from course_lib.simulate.collectives import (
     Nodes,
@@ -43,7 +44,6 @@ from course_lib.simulate.collectives import (
     hierarchical,
     ring,
 )
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.reconstruct import even_profile, reconstruct, speedup_of
 from course_lib.train.emulated import equal
 from course_lib.tune import compare
@@ -307,8 +307,8 @@ for n, alpha_us, gbyte in ((8, 5, 200), (64, 10, 20), (64, 50, 20)):
 #   divide G, the last one arrives at max(Tb·S/G + a·G/S + b·G, Tb + a + b·S).
 
 # %% id="choose" exercise="9.3"
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.collectives import best_equal_bucket
-from course_lib.simulate.link import LinkCost
 
 
 def choose(G_bytes, Tb_s, nodes, per_node, inner, uplink):

@@ -25,15 +25,15 @@ from course_lib import lab
 lab.begin(submission)
 
 # %% id="imports"
-from course_lib.lab.lines import lines
-from course_lib.lab.pipeline_picture import Drawn, pipelines
-from course_lib.lab.pipeline_widget import explore_pipelines
-from course_lib.lab.pipeline_words import placed, schedule_of, words_of
-from course_lib.lab.workbench_pipeline import pipeline_runs
+from course_lib.lab.pictures.lines import lines
+from course_lib.lab.pictures.pipeline_picture import Drawn, pipelines
+from course_lib.lab.pictures.pipeline_widget import explore_pipelines
+from course_lib.lab.workbench.pipeline import pipeline_runs
+from course_lib.lab.workbench.pipeline_words import placed, schedule_of, words_of
 from course_lib.launch import Fabric, run
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import ScheduleError, add_messages, check, gpipe, interleaved, with_messages, zb_v, zero_bubble
 from course_lib.schedule import one_f_one_b as library_1f1b
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, ideal_bubble, predict
 
 wire = Fabric(gbit=1.0, latency_us=100, kind=fabric)

@@ -25,16 +25,16 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import overlap, show
-from course_lib.lab.lines import lines
-from course_lib.lab.schedules_widget import explore_schedules
-from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.workbench_tensor import layer_runs, pair_runs
-from course_lib.lab.workbench_tensor_gpt import CONFIG, ROWS, gpt_runs
+from course_lib.lab.pictures.lines import lines
+from course_lib.lab.pictures.schedules_widget import explore_schedules
+from course_lib.lab.pictures.side_by_side import side_by_side
+from course_lib.lab.workbench.tensor import layer_runs, pair_runs
+from course_lib.lab.workbench.tensor_gpt import CONFIG, ROWS, gpt_runs
 from course_lib.launch import Fabric, run
+from course_lib.link_cost import LinkCost
 from course_lib.score import fair_score
 from course_lib.simulate.chunked import Operator, predict_chunked, step_s
 from course_lib.simulate.collectives import reduce_scatter
-from course_lib.simulate.link import LinkCost
 
 wire = Fabric(gbit=1.0, latency_us=500, kind=fabric)
 repeats = 2 if quick else 7

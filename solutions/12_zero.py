@@ -24,18 +24,18 @@ lab.begin(submission)
 
 # %% id="imports"
 from course_lib import show
-from course_lib.lab.schedules_widget import explore_schedules
-from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.workbench_held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
-from course_lib.lab.workbench_zero import zero_runs
-from course_lib.lab.workbench_zero_step import step_runs
-from course_lib.lab.zero_held import held_bytes
+from course_lib.lab.pictures.schedules_widget import explore_schedules
+from course_lib.lab.pictures.side_by_side import side_by_side
+from course_lib.lab.workbench.held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
+from course_lib.lab.workbench.zero import zero_runs
+from course_lib.lab.workbench.zero_held import held_bytes
+from course_lib.lab.workbench.zero_step import step_runs
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.plan.memory import FP32, states
 from course_lib.plan.volumes import data_parallel_bytes, shuffle_bytes
 from course_lib.show.memory import memory
 from course_lib.simulate.buckets import MB
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.zero import Units, predict_zero
 
 wire = Fabric(gbit=1.0, latency_us=200, kind=fabric)

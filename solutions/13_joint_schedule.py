@@ -29,12 +29,12 @@ lab.begin(submission)
 from dataclasses import replace
 
 from course_lib import show
-from course_lib.lab.pipeline_words import with_words, words_of
+from course_lib.lab.pictures.schedules_widget import explore_schedules
+from course_lib.lab.pictures.side_by_side import side_by_side
 from course_lib.lab.recall import recall
-from course_lib.lab.schedules_widget import explore_schedules
-from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.workbench_joint import joint_runs
-from course_lib.lab.workbench_way import way_runs
+from course_lib.lab.workbench.joint import joint_runs
+from course_lib.lab.workbench.pipeline_words import with_words, words_of
+from course_lib.lab.workbench.way import way_runs
 from course_lib.launch import Fabric
 from course_lib.plan.hardware import cluster
 from course_lib.plan.search import search as plan_search

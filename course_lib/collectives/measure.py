@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from course_lib.collectives.ring import all_reduce_ring
 from course_lib.launch.measure import fit, train_time_s
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.collectives import Nodes, ring
-from course_lib.simulate.link import LinkCost
 
 SIZES = (2**18, 2**20)
 """Bytes; the segments of smaller rings would pass within the burst that a shaped wire allows."""

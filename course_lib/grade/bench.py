@@ -94,7 +94,7 @@ class _Steps:
         import torch
         from torch import nn
 
-        from course_lib.lab.workbench_rank import Bench
+        from course_lib.lab.workbench.rank import Bench
         from course_lib.train import emulated
 
         layers, each = load["layers"], load["gradient_mb"] / load["layers"]
@@ -113,7 +113,7 @@ class _Steps:
         """One timed step: `own`, `serial`, `compute` or `comm`."""
         import torch.distributed as dist
 
-        from course_lib.lab.workbench_gradients import loss_of
+        from course_lib.lab.workbench.gradients import loss_of
         from course_lib.record import recording
 
         with recording(into=self.recorder), self.recorder.measure_step(number):

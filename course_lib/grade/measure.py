@@ -200,8 +200,8 @@ class _Trial:
 
     def _expected(self, Tm: float) -> Timeline:
         """The same buckets as the model of the lab predicts them on this wire."""
+        from course_lib.link_cost import LinkCost
         from course_lib.simulate.buckets import GradientProfile, predict, uniform_plan
-        from course_lib.simulate.link import LinkCost
 
         backward = self._load["backward_ms"] * 1e-3
         size = round(GRADIENT_MB / LAYERS * MB)
@@ -262,7 +262,7 @@ def _mean_gradient(places: Sequence[Sequence[int]], nonces: Sequence[float]) -> 
     """What the mean over ranks must be at these places, computed here."""
     import torch
 
-    from course_lib.lab.workbench_gradients import loss_of
+    from course_lib.lab.workbench.gradients import loss_of
     from course_lib.train import emulated
 
     model = emulated.equal(LAYERS, GRADIENT_MB / LAYERS, 0.0, 0.0)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from course_lib import record
 from course_lib.launch.renamed import all_gather_single, reduce_scatter_single
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 
 MB = 2**20
 

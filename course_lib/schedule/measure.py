@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from course_lib import record
 from course_lib.launch.measure import fit
+from course_lib.link_cost import LinkCost
 from course_lib.schedule.action import Action, Op
 from course_lib.schedule.clock import Clock
 from course_lib.schedule.emulated import EmulatedStage
-from course_lib.simulate.link import LinkCost
 from course_lib.train.emulated import device
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from course_lib import launch, record
 from course_lib.launch.fabric import Fabric
 from course_lib.launch.measure import measure
+from course_lib.link_cost import LinkCost
 from course_lib.schedule.action import WHOLE, Schedule
 from course_lib.schedule.degrees import Degrees
 from course_lib.schedule.emulated import EmulatedStage
@@ -20,7 +21,6 @@ from course_lib.schedule.execute import Pipeline
 from course_lib.schedule.grid import Grid, grid
 from course_lib.schedule.measure import measure_message
 from course_lib.schedule.split import backward_input
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs
 from course_lib.tensor.regions import all_reduce, copy
 from course_lib.timeline import Timeline

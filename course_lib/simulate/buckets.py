@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 from course_lib.timeline import Span, Timeline
 
 MB = 2**20

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 from course_lib.timeline import Span, Timeline
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import BucketPlan, GradientProfile, launches, predict
-from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Span, Timeline
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from course_lib.link_cost import LinkCost
 from course_lib.schedule.action import BACKWARD, COMPUTE, RECEIVES, SENDS, WHOLE, Action, Op, Schedule
 from course_lib.schedule.check import check
 from course_lib.schedule.cycle import carried, covers
 from course_lib.schedule.messages import with_messages
-from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Span, Timeline, length, union
 
 Each = float | Sequence[float]

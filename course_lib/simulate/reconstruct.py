@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, GradientProfile, Prediction, finish_times, predict, uniform_plan
-from course_lib.simulate.link import LinkCost
 
 
 def speedup_of(before: float, after: float) -> float:

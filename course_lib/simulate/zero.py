@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 from course_lib.timeline import Span, Timeline
 
 

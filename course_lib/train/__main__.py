@@ -13,13 +13,13 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from course_lib.job.loop import train
+from course_lib.job.options import Options, Refusal, flag
+from course_lib.job.together import JobError
 from course_lib.launch import PRESETS, Fabric, RankFailed, run
 from course_lib.launch.elastic import join
 from course_lib.launch.processes import die_with_parent
 from course_lib.launch.wire import Wire
-from course_lib.train.job.loop import train
-from course_lib.train.job.options import Options, Refusal, flag
-from course_lib.train.job.together import JobError
 
 STARTED = "TORCHELASTIC_RUN_ID"
 """In the environment of every rank that torchrun started."""

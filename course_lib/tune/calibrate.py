@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from course_lib.launch import Fabric, run
 from course_lib.launch.measure import measure
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 
 MB = 2**20
 VERDICT_RANGE = (0.2, 2.0)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import GradientProfile, Prediction, ddp_arguments, step_floor, step_serial
-from course_lib.simulate.link import LinkCost
 from course_lib.tune.calibrate import VERDICT_RANGE
 from course_lib.tune.sweep import Measured
 

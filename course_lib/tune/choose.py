@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course_lib.launch import Fabric, run
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, GradientProfile, Prediction, best_plan, predict, uniform_plan
-from course_lib.simulate.link import LinkCost
 from course_lib.tune.choice import DEFAULT, PLAN, Choice, cap_mb
 from course_lib.tune.sweep import check_caps, label, merged, message_sizes, refuse
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_lib import overlap
 from course_lib.launch import Fabric, run
+from course_lib.link_cost import LinkCost
 from course_lib.score import Score, attained, fair_score
 from course_lib.simulate.buckets import (
     MB,
@@ -21,7 +22,6 @@ from course_lib.simulate.buckets import (
     step_floor,
     uniform_plan,
 )
-from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from torch import nn
 
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, GradientProfile
 from course_lib.simulate.collectives import best_equal_bucket, flat_ring, hierarchical
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.reconstruct import even_profile, reconstruct
 from course_lib.train.emulated import equal
 from course_lib.tune import sweep

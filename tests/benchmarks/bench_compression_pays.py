@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from course_lib.lab.race import FLOAT32, MOMENTUM, PLAIN, race
+from course_lib.lab.workbench.race import FLOAT32, MOMENTUM, PLAIN, race
 from course_lib.launch import Fabric
 from tests.benchmarks.harness import Figure, benchmark, half_iqr
 

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator
 
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import zero_bubble
 from course_lib.schedule.joint import naive, reductions_at_last_use
 from course_lib.simulate.bound import bound
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, period, predict, updates
 from course_lib.simulate.search import search
 from tests.benchmarks.harness import Figure, benchmark, half_iqr

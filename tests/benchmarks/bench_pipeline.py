@@ -8,11 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from course_lib.lab.workbench_pipeline import pipeline_runs
+from course_lib.lab.workbench.pipeline import pipeline_runs
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import interleaved, one_f_one_b, zb_v, zero_bubble
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, bubble, predict
 from course_lib.timeline import Timeline
 from tests.benchmarks.harness import Figure, benchmark, half_iqr

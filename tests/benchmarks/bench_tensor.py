@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from course_lib.lab.workbench_tensor import pair_runs
+from course_lib.lab.workbench.tensor import pair_runs
 from course_lib.launch import Fabric
 from course_lib.launch.fabric import shaped_works
 from course_lib.score import fair_score

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
 from course_lib.lab.exercises.lab02.replay import replay
-from course_lib.lab.sliders import sliders
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_serial import baselines
+from course_lib.lab.pictures.sliders import sliders
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.serial import baselines
 
 
 def one_by_one(params, ranks, all_reduce):
@@ -133,8 +133,8 @@ def test_a_fault_on_a_rank_is_one_sentence() -> None:
 def test_a_slider_draws_anew_and_the_start_is_in_the_stored_notebook(monkeypatch) -> None:
     from IPython import display
 
-    from course_lib.lab import sliders as module
-    from course_lib.lab.over_n import over_n
+    from course_lib.lab.pictures import sliders as module
+    from course_lib.lab.pictures.over_n import over_n
 
     def draw(N):
         return over_n({}, {N: (4.0, 1 / N)})

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
-from course_lib.lab.damage import damage
-from course_lib.lab.over_n import over_n
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_windows import window_runs
+from course_lib.lab.pictures.over_n import over_n
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.damage import damage
+from course_lib.lab.workbench.windows import window_runs
 
 seeds = st.integers(0, 10**6)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from course_lib import overlap, timeline, trace
 from course_lib.lab import CheckFailed, evaluate
 from course_lib.lab.exercises.lab05.given import FOLDER, STEP, given_steps, given_traces
-from course_lib.lab.workbench_busy import device_waiting, waiting
-from course_lib.lab.workbench_profiled import events_of, profiled_run
+from course_lib.lab.workbench.busy import device_waiting, waiting
+from course_lib.lab.workbench.profiled import events_of, profiled_run
 from course_lib.launch import Fabric
 from course_lib.launch.fabric import gpus
 from course_lib.show.lanes import lanes

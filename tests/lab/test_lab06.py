@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
-from course_lib.lab.input_pipeline import input_runs, readers
-from course_lib.lab.phase import phase
-from course_lib.lab.side_by_side import side_by_side
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_every import every_runs
+from course_lib.lab.pictures.phase import phase
+from course_lib.lab.pictures.side_by_side import side_by_side
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.every import every_runs
+from course_lib.lab.workbench.input_pipeline import input_runs, readers
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, GradientProfile, predict, uniform_plan
 from course_lib.simulate.every_step import predict_every_step
-from course_lib.simulate.link import LinkCost
 from course_lib.tune.calibrate import Load
 
 seeds = st.integers(0, 10**6)

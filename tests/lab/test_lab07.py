@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
-from course_lib.lab.lines import lines
-from course_lib.lab.pays import Cost, even_profile, pays_below, predicted
-from course_lib.lab.race import Lap, race
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_compressed import as_matrices, compressed_runs, host_costs, top_k_bytes
-from course_lib.lab.workbench_gradients import flat_gradient, loss_of, without_ties
-from course_lib.lab.workbench_resume import resumed
-from course_lib.simulate.link import LinkCost
+from course_lib.lab.pictures.lines import lines
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.compressed import as_matrices, compressed_runs, host_costs, top_k_bytes
+from course_lib.lab.workbench.gradients import flat_gradient, loss_of, without_ties
+from course_lib.lab.workbench.pays import Cost, even_profile, pays_below, predicted
+from course_lib.lab.workbench.race import Lap, race
+from course_lib.lab.workbench.resume import resumed
+from course_lib.link_cost import LinkCost
 from course_lib.train import emulated
 from course_lib.tune.calibrate import Load
 

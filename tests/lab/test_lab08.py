@@ -15,11 +15,11 @@ from course_lib.lab import CheckFailed, LabError, evaluate
 from course_lib.lab.exercises.lab08 import delayed, rounds
 from course_lib.lab.exercises.lab08.played_ranks import Missing, play
 from course_lib.lab.guard import TookTooLong, time_limit
-from course_lib.lab.loss_curves import loss_at, loss_curves, update_s
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_stale import stale_runs
-from course_lib.lab.workbench_updates import update_runs
-from course_lib.simulate.link import LinkCost
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.loss_curves import loss_at, loss_curves, update_s
+from course_lib.lab.workbench.stale import stale_runs
+from course_lib.lab.workbench.updates import update_runs
+from course_lib.link_cost import LinkCost
 from course_lib.train.curve import Point
 from course_lib.tune.calibrate import Load
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
-from course_lib.lab.hops import flat_hops, hops, measured_hops, two_level_hops
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_wires import reduce_runs, train_runs
+from course_lib.lab.pictures.hops import flat_hops, hops, measured_hops, two_level_hops
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.wires import reduce_runs, train_runs
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.collectives import Nodes, best_equal_bucket, flat_ring, hierarchical
-from course_lib.simulate.link import LinkCost
 from course_lib.train.emulated import equal
 
 seeds = st.integers(0, 10**6)

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, evaluate
-from course_lib.lab.pipeline_picture import Drawn, bars, pipelines
-from course_lib.lab.pipeline_widget import ESM, UNIT, explore_pipelines, positions
-from course_lib.lab.pipeline_words import is_words, placed, schedule_of, words_of
-from course_lib.lab.workbench_pipeline import pipeline_runs
+from course_lib.lab.pictures.pipeline_picture import Drawn, bars, pipelines
+from course_lib.lab.pictures.pipeline_widget import ESM, UNIT, explore_pipelines, positions
+from course_lib.lab.workbench.pipeline import pipeline_runs
+from course_lib.lab.workbench.pipeline_words import is_words, placed, schedule_of, words_of
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import (
     ScheduleError,
     add_reductions,
@@ -29,7 +30,6 @@ from course_lib.schedule import (
     zb_v,
     zero_bubble,
 )
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, predict
 
 seeds = st.integers(0, 10**6)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from course_lib import overlap
 from course_lib.lab import CheckFailed, LabError, evaluate
-from course_lib.lab.schedules_widget import ESM, explore_schedules, predicted
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_tensor import layer_runs, pair_runs
-from course_lib.lab.workbench_tensor_gpt import gpt_runs
+from course_lib.lab.pictures.schedules_widget import ESM, explore_schedules, predicted
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.tensor import layer_runs, pair_runs
+from course_lib.lab.workbench.tensor_gpt import gpt_runs
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.chunked import Operator, predict_chunked, step_s
-from course_lib.simulate.link import LinkCost
 from course_lib.timeline import union
 
 seeds = st.integers(0, 10**6)

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab import CheckFailed, LabError, checking, evaluate
-from course_lib.lab.held_above import held_above
-from course_lib.lab.schedules_widget import explore_schedules
-from course_lib.lab.workbench import OwnRunFailed
-from course_lib.lab.workbench_held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
-from course_lib.lab.workbench_zero import STAGES, label, zero_runs
-from course_lib.lab.workbench_zero_step import step_runs
-from course_lib.lab.zero_held import held_bytes
+from course_lib.lab.pictures.held_above import held_above
+from course_lib.lab.pictures.schedules_widget import explore_schedules
+from course_lib.lab.workbench.buckets import OwnRunFailed
+from course_lib.lab.workbench.held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
+from course_lib.lab.workbench.zero import STAGES, label, zero_runs
+from course_lib.lab.workbench.zero_held import held_bytes
+from course_lib.lab.workbench.zero_step import step_runs
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.plan.memory import FP32, states
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.zero import Units, predict_zero
 
 seeds = st.integers(0, 10**6)

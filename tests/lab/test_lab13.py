@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from course_lib import lab
 from course_lib.lab import CheckFailed, evaluate
-from course_lib.lab.pipeline_words import with_words, words_of
 from course_lib.lab.recall import recall
-from course_lib.lab.workbench_joint import JointRun, JointRuns, joint_runs
-from course_lib.lab.workbench_way import BUCKETS, EVERY, JOINT, ONCE, Way, WayRun, one_update, traffic_s, way_runs
+from course_lib.lab.workbench.joint import JointRun, JointRuns, joint_runs
+from course_lib.lab.workbench.pipeline_words import with_words, words_of
+from course_lib.lab.workbench.way import BUCKETS, EVERY, JOINT, ONCE, Way, WayRun, one_update, traffic_s, way_runs
 from course_lib.launch import Fabric
 from course_lib.schedule import Op, ScheduleError, check, one_f_one_b, zero_bubble
 from course_lib.schedule.degrees import Degrees

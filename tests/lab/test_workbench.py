@@ -10,9 +10,9 @@ import pytest
 from course_lib import overlap
 from course_lib.lab import LabError
 from course_lib.lab.registry import find
-from course_lib.lab.workbench import OwnRunFailed, ddp_layout, own_run
+from course_lib.lab.workbench.buckets import OwnRunFailed, ddp_layout, own_run
 from course_lib.launch import Fabric
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 from course_lib.tune import Load
 
 LINK = LinkCost(0.001, 4e-9)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import (
     Action,
     Op,
@@ -28,7 +29,6 @@ from course_lib.schedule import (
     zb_v,
     zero_bubble,
 )
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, predict
 from tests.schedule import torch_schedules as theirs
 

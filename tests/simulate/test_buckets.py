@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import overlap
+from course_lib.link_cost import LinkCost
 from course_lib.score import fair_score
 from course_lib.simulate.buckets import (
     MB,
@@ -25,7 +26,6 @@ from course_lib.simulate.buckets import (
     step_serial,
     uniform_plan,
 )
-from course_lib.simulate.link import LinkCost
 
 
 def equal_layers(forward_s: float, backward_s: float, layers: int = 16) -> GradientProfile:

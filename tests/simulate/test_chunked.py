@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import overlap
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.chunked import Operator, hideable_s, predict_chunked, step_s
-from course_lib.simulate.link import LinkCost
 
 times = st.floats(0.01, 1.0)
 operators = st.builds(Operator, st.sampled_from(["gather", "scatter"]), times, st.floats(1, 100),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, predict, uniform_plan
 from course_lib.simulate.collectives import (
     Nodes,
@@ -15,7 +16,6 @@ from course_lib.simulate.collectives import (
     reduce_scatter,
     ring,
 )
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.reconstruct import even_profile, reconstruct, speedup_of
 
 MESSAGE = LinkCost(50e-6, 8e-9)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import overlap
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import BucketPlan, GradientProfile, finish_times, predict
 from course_lib.simulate.every_step import predict_ddp_every_step, predict_every_step
-from course_lib.simulate.link import LinkCost
 
 MS = st.floats(0, 50).map(lambda ms: ms / 1e3)
 

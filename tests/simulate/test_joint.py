@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import Op, Schedule, ScheduleError, check, interleaved, one_f_one_b, zb_v, zero_bubble
 from course_lib.schedule.joint import naive, reductions_at_last_use, steps_by_bucket, under_the_next_pass
 from course_lib.simulate.bound import bound, bounds
 from course_lib.simulate.greedy import _built, _Rule, greedy
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, period, predict, updates
 from course_lib.simulate.place import joint, just_in_time
 from course_lib.simulate.search import _moved, search

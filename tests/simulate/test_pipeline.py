@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib.link_cost import LinkCost
 from course_lib.schedule import (
     Schedule,
     add_messages,
@@ -19,7 +20,6 @@ from course_lib.schedule import (
     zero_bubble,
 )
 from course_lib.show import figure
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.pipeline import Costs, bubble, ideal_bubble, predict
 
 ms = st.integers(1, 50).map(lambda n: n / 1000)

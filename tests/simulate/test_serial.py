@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from course_lib.link_cost import LinkCost
 from course_lib.overlap import report
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.serial import predict_serial
 
 sizes = st.lists(st.integers(1, 10**7), min_size=1, max_size=20)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from course_lib.link_cost import LinkCost
 from course_lib.overlap import report
-from course_lib.simulate.link import LinkCost
 from course_lib.simulate.zero import Units, predict_zero
 
 GATHER, REDUCE = LinkCost(1e-3, 1e-9), LinkCost(2e-3, 1e-9)

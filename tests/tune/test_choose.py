@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from course_lib.launch import Fabric
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, GradientProfile
-from course_lib.simulate.link import LinkCost
 from course_lib.timeline import Span, Timeline
 from course_lib.tune import Choice, Measured, calibrate, choose, sweep
 from course_lib.tune.choose import predictions, shortlist

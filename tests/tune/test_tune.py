@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from course_lib.launch import Fabric, RankFailed, run
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 from course_lib.tune import Load, calibrate, compare, sweep
 from course_lib.tune.sweep import tiny_micro_step
 

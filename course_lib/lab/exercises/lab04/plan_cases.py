@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from typing import NamedTuple
 
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import GradientProfile, best_plan, finish_times
-from course_lib.simulate.link import LinkCost
 
 
 class Case(NamedTuple):

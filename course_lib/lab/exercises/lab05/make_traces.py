@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from course_lib.lab.workbench_profiled import profiled_run
+from course_lib.lab.workbench.profiled import profiled_run
 from course_lib.launch import Fabric
 from course_lib.train import emulated
 

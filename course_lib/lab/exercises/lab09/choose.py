@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from course_lib.lab.guard import call
 from course_lib.lab.model import Row, Verdict, exercise
+from course_lib.link_cost import LinkCost
 from course_lib.simulate.collectives import Nodes, best_equal_bucket, flat_ring, hierarchical
-from course_lib.simulate.link import LinkCost
 
 MB = 2**20
 NAMES = ("flat", "hierarchical")

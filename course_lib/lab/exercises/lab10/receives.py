@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from course_lib.lab.guard import TookTooLong, call, time_limit
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.pipeline_words import is_words, message_of, schedule_of, without_receives
+from course_lib.lab.workbench.pipeline_words import is_words, message_of, schedule_of, without_receives
 from course_lib.schedule.action import COMPUTE, RECEIVES, Schedule, ScheduleError
 from course_lib.schedule.check import check
 from course_lib.schedule.generators import gpipe, interleaved, one_f_one_b, zb_v, zero_bubble

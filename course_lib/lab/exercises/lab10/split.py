@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from course_lib.lab.guard import call
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.pipeline_words import is_words, words_of
+from course_lib.lab.workbench.pipeline_words import is_words, words_of
 from course_lib.schedule.generators import one_f_one_b
 from course_lib.schedule.messages import with_messages
 from course_lib.schedule.passes import add_reductions

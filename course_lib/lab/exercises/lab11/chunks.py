@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from course_lib.lab.exercises.lab09.replay import play
-from course_lib.lab.exercises.lab11.crossing import refuse_no_tensor
 from course_lib.lab.exercises.lab11.meeting import Meeting, PlayedRank
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 from course_lib.lab.offered import offers
+from course_lib.lab.workbench.crossing import refuse_no_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

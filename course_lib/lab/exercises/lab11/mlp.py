@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from course_lib.lab.exercises.lab09.replay import play
-from course_lib.lab.exercises.lab11.crossing import one_pass
 from course_lib.lab.exercises.lab11.meeting import Call, Meeting, PlayedRank
 from course_lib.lab.guard import Broke, on_its_side
 from course_lib.lab.model import Row
+from course_lib.lab.workbench.crossing import one_pass
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.pipeline_words import is_words, with_words
+from course_lib.lab.workbench.pipeline_words import is_words, with_words
 from course_lib.schedule.action import Schedule, ScheduleError
 from course_lib.schedule.check import check
 from course_lib.schedule.generators import zero_bubble

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from course_lib.lab.guard import call
 from course_lib.lab.model import Row, Verdict, exercise
-from course_lib.lab.pipeline_words import is_words
+from course_lib.lab.workbench.pipeline_words import is_words
 from course_lib.schedule.action import COMPUTE, LAST_USE, Action, Op, Schedule
 from course_lib.schedule.generators import interleaved, one_f_one_b, zb_v, zero_bubble
 from course_lib.schedule.joint import delay_weights, naive

@@ -1,5 +1,5 @@
 from course_lib.simulate.collectives import best_equal_bucket
-from course_lib.simulate.link import LinkCost
+from course_lib.link_cost import LinkCost
 
 
 def choose(G_bytes, Tb_s, nodes, per_node, inner, uplink):

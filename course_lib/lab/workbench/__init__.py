@@ -1,0 +1,1 @@
+"""What the labs run on ranks: the learner's pieces beside the library's and PyTorch's, in alternation."""

@@ -1,0 +1,159 @@
+"""`python -m course_lib.train` as people call it: refusals, torchrun on two nodes, a kill, and what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from course_lib.job.metrics import rows
+from course_lib.job.options import Options
+from course_lib.job.together import JobError, together
+from course_lib.launch import run
+from course_lib.train import __main__ as command
+from course_lib.train.control import Control
+from tests.job.runs import same_bits, several
+
+REFUSED = {  # arguments, and what the sentence must name
+    "--strategy zero9": "zero9", "--pp 3": "multiple of 3", "--dp 3": "start 3", "--tp 2 --pp 2": "multiple of 4",
+    "--strategy zero3 --compress topk": "--strategy bucketed", "--pp 2 --strategy local-sgd": "use bucketed",
+    "--pp 2 --compress bf16": "leave --pp", "--tp 2 --strategy zero1": "leave --tp out", "--heads 3": "divisor",
+    "--tp 2 --heads 1": "--heads 1", "--sequence-parallel": "--tp", "--pp 2 --layers 1": "each stage a layer",
+    "--pp 2 --layers 3 --pipeline zb-v": "4 stages", "--steps 0": "1 or more",
+    "--global-batch 9": "B = 9 is not a multiple of b·D = 4·2 = 8.* Choose B = 8 or 16",
+    "--global-batch 6": "--batch 4 on 2 replicas: .* more than B = 6",
+    "--topk 2 --compress topk": "at most 1", "--trace-steps 5-3": "or a range", "--trace-steps x": "or a range",
+    "--data nowhere.txt": "no such file", "--lr 0": "above 0", "--momentum 1": "not including, 1", "--nodes 3": "nodes",
+    "--fabric slow": "slow", "--inter 1GbE": "nodes=2", "--step 3": "--step", "--ranks 0": "ranks"}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_what_cannot_be_is_refused_in_one_sentence_before_anything_starts(arguments: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("course_lib.launch.client._server", lambda: pytest.fail("something was started"))
+    with pytest.raises(SystemExit) as left:
+        command.main(arguments.split())
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and re.search(REFUSED[arguments], said) and said.count("\n") == 1, said
+
+
+def test_under_torchrun_one_rank_speaks_and_wires_are_not_for_it(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, said in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            command.main(["--fabric", "1GbE"])
+        assert capsys.readouterr().err.count("without torchrun") == said
+
+
+def test_options_say_what_an_update_holds() -> None:
+    laid = Options(batch=2, global_batch=24, tp=2).laid_out(6)
+    assert (laid.dp, laid.micro_steps, laid.global_batch) == (3, 4, 24)
+    assert Options(batch=2, micro_steps=5).laid_out(3).global_batch == 30
+    assert list(Options(trace_steps="3-5").traced) == [3, 4, 5] and list(Options(trace_steps="7").traced) == [7]
+
+
+def test_slurm_script_is_a_script(capsys) -> None:
+    assert command.main(["--slurm"]) == 0
+    text = capsys.readouterr().out
+    assert "-m course_lib.train" in text and "--max-restarts" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def odd_one_out() -> str:
+    import torch.distributed as dist
+
+    def do() -> int:
+        if dist.get_rank() == 1:
+            raise OSError("the disk is full")
+        return 7
+
+    with pytest.raises(JobError) as failed:
+        together(Control(dist.group.WORLD), "a test", do)
+    return str(failed.value)
+
+
+def test_what_fails_on_one_rank_fails_on_all_with_its_name() -> None:
+    assert run(odd_one_out, ranks=2, fabric="loopback") == ["rank 1: the disk is full"] * 2
+
+
+STEPS, EVERY = 40, 10
+SMALL = ("--layers 1 --heads 2 --width 16 --length 16 --batch 2 --micro-steps 2 --data-mb 0.02 --strategy zero2 "
+         f"--steps {STEPS} --checkpoint-every {EVERY} --trace-steps 2-3").split()
+
+
+def worker_of(agent: subprocess.Popen) -> int:
+    """The one rank that a torchrun has started."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if b"course_lib.train" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def until(what, limit_s: float = 100.0):
+    """The first true answer."""
+    end = time.monotonic() + limit_s
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the rank to kill in /proc")
+def test_two_nodes_under_torchrun_go_on_after_a_kill_as_if_nothing_had_been(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out, metrics = tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl"
+    nodes = [subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3",
+         "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=is_host={int(n == 0)}",
+         "--local-addr=127.0.0.1", "-m", "course_lib.train", *SMALL, "--out", str(out)],
+        stdout=(tmp_path / f"node{n}").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"})  # as `run` gives its ranks: bits depend on the number of threads
+        for n in range(2)]
+    try:
+        until(lambda: metrics.exists() and len(rows(metrics)) > EVERY + 2)
+        os.kill(worker_of(nodes[1]), signal.SIGKILL)
+        codes = [node.wait(120) for node in nodes]
+    finally:
+        for node in nodes:
+            node.poll() is None and os.killpg(node.pid, signal.SIGKILL)
+    said = [(tmp_path / f"node{n}").read_text() for n in range(2)]
+    assert codes == [0, 0], said
+    assert "exitcode: -9" in said[1] and re.search(rf"goes on after update [1-{STEPS // EVERY - 1}]0", said[0]), said
+    assert [row["step"] for row in rows(metrics)] == list(range(1, STEPS + 1))
+
+    whole = Options(**{key: value for key, value in vars(command.parser().parse_args(
+        [*SMALL, "--out", str(tmp_path / "whole")])).items() if key in Options.__dataclass_fields__})
+    run(several, [whole], ranks=2, fabric="loopback")
+    for inside in ("model.pt", f"checkpoints/step-{STEPS:08d}"):
+        same = same_bits(out / inside, whole.out / inside)
+        assert len(same) > 20 and [name for name, equal in same.items() if not equal] == []
+
+    from course_lib.trace.reader import load
+    trace = load(whole.out / "trace")
+    assert [r.rank for r in trace.ranks] == [0, 1] and list(trace.timeline.steps) == [2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the rank in /proc")
+def test_a_torchrun_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as said:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "-m", "course_lib.train", *SMALL,
+             "--steps", "100000", "--out", str(tmp_path / "out")],
+            stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        until(lambda: (tmp_path / "out" / "metrics.jsonl").exists())
+        rank = worker_of(agent)
+        agent.kill()
+        agent.wait(10)
+        until(lambda: not Path(f"/proc/{rank}/cmdline").exists() or not Path(f"/proc/{rank}/cmdline").read_bytes(), 10)
+    finally:
+        agent.poll() is None and os.killpg(agent.pid, signal.SIGKILL)
