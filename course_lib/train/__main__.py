@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
+from importlib.resources import files
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speaker = parser()
     given = vars(speaker.parse_args(arguments))
     if given.pop("slurm"):
-        print(Path(__file__).with_name("job").joinpath("slurm.sh").read_text(encoding="utf-8"), end="")
+        print(files("course_lib.job").joinpath("slurm.sh").read_text(encoding="utf-8"), end="")
         return 0
     started = STARTED in os.environ
     emulated = {name: given.pop(name) for name in ("ranks", "fabric", "nodes", "inter", "timeout_s")}
