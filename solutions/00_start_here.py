@@ -26,7 +26,7 @@ submission = ""
 # %% id="begin"
 from course_lib import lab
 
-lab.begin(submission)
+lab.begin(submission, device)
 
 # %% [markdown] id="doctor-text"
 # ## What works here

@@ -22,7 +22,7 @@ submission = ""
 # %% id="begin"
 from course_lib import lab
 
-lab.begin(submission)
+lab.begin(submission, device)
 
 # %% id="imports"
 from course_lib.lab.pictures.lines import lines

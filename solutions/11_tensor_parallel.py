@@ -21,7 +21,7 @@ submission = ""
 # %% id="begin"
 from course_lib import lab
 
-lab.begin(submission)
+lab.begin(submission, device)
 
 # %% id="imports"
 from course_lib import overlap, show

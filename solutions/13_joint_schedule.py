@@ -23,7 +23,7 @@ submission = ""
 # %% id="begin"
 from course_lib import lab
 
-lab.begin(submission)
+lab.begin(submission, device)
 
 # %% id="imports"
 from dataclasses import replace

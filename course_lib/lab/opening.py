@@ -12,19 +12,22 @@ from pathlib import Path
 from course_lib.lab import registry, store
 from course_lib.lab.errors import LabError
 from course_lib.lab.present import note, show
+from course_lib.launch.fabric import gpus
 
 PROBE = "progress"
+DEVICES = ("auto", "cpu", "cuda")
 
 
-def begin(submission: str = "") -> None:
+def begin(submission: str = "", device: str = "auto") -> None:
     """Get a notebook ready: where its answers are kept, and a sentence for cells run out of order.
 
     `submission` is the path of a notebook to judge instead: the verdict is shown, and all cells after this one
-    do nothing. Raises `LabError` if it could not be judged.
+    do nothing. Raises `LabError` if it could not be judged, and for a `device` that is not there.
     """
     if submission:
         _judge(submission)
         return
+    _say_what_runs_where(device)
     with store.update(PROBE):
         pass
     if not store.is_kept():
@@ -33,6 +36,18 @@ def begin(submission: str = "") -> None:
     shell = ipython.get_ipython() if ipython else None
     if shell is not None:
         shell.set_custom_exc((NameError,), _explain)
+
+
+def _say_what_runs_where(device: str) -> None:
+    if device not in DEVICES:
+        raise LabError(f"device={device!r}: choose one of {', '.join(DEVICES)}.")
+    if device == "cuda":
+        if not gpus():
+            raise LabError("device='cuda': this machine shows no CUDA device. Leave device at 'auto'.")
+        note("device='cuda': in the labs the ranks' devices are emulated and the wires have the rates that the text "
+             "names, on every machine, so that predictions can be checked; their tensors stay on the CPU. Your GPUs "
+             "run the same strategies with `python -m course_lib.train`, your own functions with "
+             "`launch.run(…, fabric='nccl')`, and `make test-gpu`.")
 
 
 def _judge(submission: str) -> None:
