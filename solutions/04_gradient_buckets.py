@@ -27,6 +27,7 @@ lab.begin(submission, device)
 # %% id="imports"
 from course_lib import show
 from course_lib.lab.workbench.buckets import ddp_layout, own_run
+from course_lib.lab.workbench.real import real_runs
 from course_lib.launch import Fabric
 from course_lib.simulate.buckets import MB, BucketPlan, ddp_arguments, predict, uniform_plan
 from course_lib.tune import compare, sweep
@@ -412,7 +413,23 @@ for arguments in ({}, {"bucket_cap_mb": 25}):
 # - The small first bucket, 1 MB, exists only if you do *not* pass `bucket_cap_mb`. Writing out the default value of 25
 #   changes the layout.
 # - In the first iteration everything is one bucket: DDP does not know the ready order yet. Never time the first steps.
+
+# %% [markdown] id="real-text"
+# ## On devices of your own
 #
+# All ranks above emulate their devices. Set `device = "cuda"` in the first cell, and this part trains a small GPT on
+# your GPUs, a rank on each and NCCL between them. `device = "cpu"` trains a smaller one on this machine's cores and
+# over the wire of this lab, where ranks and wires take the cores from each other.
+
+# %% id="real"
+if device == "auto":
+    print('left out, because device = "auto"')
+else:
+    ways = {"one all-reduce": ("no_sync", {}), "buckets of 1 MB": ("bucketed", {"bucket_mb": 1}), "DDP": ("ddp", {})}
+    for name, one in real_runs(ways, device=device, ranks=ranks, fabric=wire, seed=seed).items():
+        print(f"{name:>15}: {one.sentence}")
+
+# %% [markdown] id="pitfalls"
 # ## Pitfalls
 #
 # - **A bucket that is full has not arrived.** If the step does not get faster with smaller buckets, look at the order

@@ -27,6 +27,7 @@ from course_lib import show
 from course_lib.lab.pictures.schedules_widget import explore_schedules
 from course_lib.lab.pictures.side_by_side import side_by_side
 from course_lib.lab.workbench.held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
+from course_lib.lab.workbench.real import real_runs
 from course_lib.lab.workbench.zero import zero_runs
 from course_lib.lab.workbench.zero_held import held_bytes
 from course_lib.lab.workbench.zero_step import step_runs
@@ -351,10 +352,10 @@ lab.compare("12.sync", "higher" if under > 1.02 * plain else "lower" if under < 
 # a unit takes 0.4 times as long as its gather.
 
 # %% id="depth"
-for device, units in (("stage 3", fed), ("starved", found.starved)):
+for layers, units in (("stage 3", fed), ("starved", found.starved)):
     for ahead in (0, 1, 2):
-        one, said = runs[f"{device}, {ahead} ahead"], predict_zero(units, N, *costs, stage=3, ahead=ahead)
-        print(f"{device}, {ahead} ahead: update {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, predicted "
+        one, said = runs[f"{layers}, {ahead} ahead"], predict_zero(units, N, *costs, stage=3, ahead=ahead)
+        print(f"{layers}, {ahead} ahead: update {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, predicted "
               f"{said.step_s * 1e3:4.0f}; exposed {one.exposed_s * 1e3:4.0f} ms, predicted "
               f"{said.exposed_s * 1e3:4.0f}; gathered at a time: {1 + ahead}")
 
@@ -429,7 +430,24 @@ for name in ("DDP", "ZeroRedundancyOptimizer", "stage 1", "FSDP2", "stage 3"):
 # parameters from forward to backward, and sends N·S less. DeepSpeed's `"zero_optimization": {"stage": …}` has the same
 # three stages, with `stage3_prefetch_bucket_size` in place of a number of units. `ZeroRedundancyOptimizer` is stage 1
 # behind DDP: it all-reduces the gradient, where half of that would do, and then broadcasts each rank's parameters.
+
+# %% [markdown] id="real-text"
+# ## On devices of your own
 #
+# All ranks above emulate their devices. Set `device = "cuda"` in the first cell, and this part trains a small GPT on
+# your GPUs, a rank on each and NCCL between them. `device = "cpu"` trains a smaller one on this machine's cores and
+# over the wire of this lab, where ranks and wires take the cores from each other. N is 4: stages 2 and 3 send after
+# each micro-step.
+
+# %% id="real"
+if device == "auto":
+    print('left out, because device = "auto"')
+else:
+    ways = {"DDP": ("ddp", {}), "stage 1": ("zero1", {}), "stage 2": ("zero2", {}), "stage 3": ("zero3", {})}
+    for name, one in real_runs(ways, device=device, ranks=ranks, fabric=wire, seed=seed).items():
+        print(f"{name:>7}: {one.sentence}")
+
+# %% [markdown] id="pitfalls-text"
 # ## Pitfalls
 #
 # Each has run above. **One unit for everything**: without `fully_shard` on the layers the root holds all of them.

@@ -44,10 +44,10 @@ def _say_what_runs_where(device: str) -> None:
     if device == "cuda":
         if not gpus():
             raise LabError("device='cuda': this machine shows no CUDA device. Leave device at 'auto'.")
-        note("device='cuda': in the labs the ranks' devices are emulated and the wires have the rates that the text "
-             "names, on every machine, so that predictions can be checked; their tensors stay on the CPU. Your GPUs "
-             "run the same strategies with `python -m course_lib.train`, your own functions with "
-             "`launch.run(…, fabric='nccl')`, and `make test-gpu`.")
+        note("device='cuda': the parts \"On devices of your own\" of labs 04 and 12 run on your GPUs. Everywhere else "
+             "the ranks' devices are emulated and the wires have the rates that the text names, on every machine, so "
+             "that predictions can be checked. Your own functions run on the GPUs with `launch.run(…, fabric='nccl')`, "
+             "whole trainings with `python -m course_lib.train`.")
 
 
 def _judge(submission: str) -> None:
