@@ -58,7 +58,7 @@ from course_lib.simulate.search import search
 
 degrees = Degrees(2, 2, 2) if ranks >= 8 and not quick else Degrees(2, 1, 2)
 m, v, buckets = 4, 3, 2
-action_ms = 6.5 if quick else 32.0  # eight ranks on few cores are late by more
+action_ms = 6.0 if quick else 32.0  # eight ranks on few cores are late by more
 passes, rounds = (3, 2) if quick else (4, 2)
 
 
