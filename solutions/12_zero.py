@@ -434,9 +434,9 @@ for name in ("DDP", "ZeroRedundancyOptimizer", "stage 1", "FSDP2", "stage 3"):
 # %% [markdown] id="real-text"
 # ## On devices of your own
 #
-# All ranks above emulate their devices. Set `device = "cuda"` in the first cell, and this part trains a small GPT on
-# your GPUs, a rank on each and NCCL between them. `device = "cpu"` trains a smaller one on this machine's cores and
-# over the wire of this lab, where ranks and wires take the cores from each other. N is 4: stages 2 and 3 send after
+# The timed updates above emulate their devices. Set `device = "cuda"` in the first cell, and this part trains a small
+# GPT on your GPUs, a rank on each and NCCL between them. `device = "cpu"` trains a smaller one on this machine's cores
+# and over the wire of this lab, where ranks and wires take the cores from each other. N is 4: stages 2 and 3 send after
 # each micro-step.
 
 # %% id="real"

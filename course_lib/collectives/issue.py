@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from course_lib.launch.link import Link, Pace, Transfer, WireWork
 from course_lib.launch.wire import Wire
 
 OPS = ("sum", "mean")
+lanes: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
+"""Of groups with an order of their own that are no Wires; a Wire says so itself, in `queue`."""
 
 
 @functools.cache
@@ -44,7 +47,7 @@ def issue(name: str, tensor: torch.Tensor, group: dist.ProcessGroup, body: Calla
     # Twice the limit of a message, so that the message that is late is heard first: it names the other rank.
     work = WireWork(f"rank {dist.get_rank()}: {name} of {nbytes} bytes", 2 * limit_s)
     label = f"{name} bytes={nbytes}"
-    lane = getattr(group, "queue", "collective")  # as on the wire: a group may have an order of its own
+    lane = lanes.get(group) or getattr(group, "queue", "collective")  # as on the wire: an order of its own
     _queue().put(lane, Transfer(work, lambda: SimpleNamespace(wait=run), tensor, 0, issued, label))
     if async_op:
         return work

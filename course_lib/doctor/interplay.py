@@ -36,8 +36,9 @@ def max_connections(settings: Mapping[str, str], strategy: str) -> Iterator[Line
         yield (NAME, value, "depends", f"1 is right for Megatron's tensor-parallel overlap and wrong for FSDP2. {WHEN}",
                "unset it unless you train with Megatron TP; --strategy decides", SOURCE)
     elif int(value, 0) < 16 and strategy == "fsdp2":
-        yield (NAME, value, "depends", "as many queues as streams are wanted: FSDP2 alone overlaps with CUDA's 8; with "
-               f"tensor parallelism beside it 16 or 32 are recommended. {WHEN}", f"export {NAME}=32 before Python "
+        few = "fewer than CUDA's own 8" if int(value, 0) < 8 else "FSDP2 alone overlaps with CUDA's 8"
+        yield (NAME, value, "depends", f"as many queues as streams are wanted: {few}; with tensor parallelism "
+               f"beside it 16 or 32 are recommended. {WHEN}", f"export {NAME}=32 before Python "
                "starts", SOURCE)
     elif int(value, 0) > 1 and strategy == "megatron-tp":
         yield (NAME, value, "harms_overlap", "Megatron's tensor-parallel overlap relies on the launch order that only "

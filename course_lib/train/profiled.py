@@ -5,6 +5,7 @@ All threads are profiled, so that the Wire's transfers (`wire::…`) appear besi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,10 @@ def profiled(trace: str | Path | None = None) -> Iterator[Capture]:
     Compute is what operators do; on an emulated device it is what the device itself reports, and nothing else.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    # Below this level the profiler writes a line at every start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    # A process that has used no CUDA device has nothing to show there, and its file would ask where its kernels are.
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])
     capture = Capture()
     with profile(activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True)) as prof:
         yield capture

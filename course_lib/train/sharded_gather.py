@@ -18,6 +18,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from course_lib.collectives.issue import lanes
 from course_lib.launch.wire import Wire
 from course_lib.train.sharded_unit import Unit
 
@@ -215,8 +216,9 @@ def gathering(group: dist.ProcessGroup) -> dist.ProcessGroup:
     from rank to rank. What they send counts in `traffic` of `group`. Made once a group."""
     if group not in _of_group:
         other = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
-        other.queue = "gather"
         if isinstance(group, Wire):
-            other.traffic = group.traffic
+            other.queue, other.traffic = "gather", group.traffic
+        else:
+            lanes[other] = "gather"
         _of_group[group] = other
     return _of_group[group]

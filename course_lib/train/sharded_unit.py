@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import record
-from course_lib.collectives import all_gather_ring, reduce_scatter_ring, segments
+from course_lib.collectives import segments
 from course_lib.train.hooks import Slot
+from course_lib.train.sharded_wire import all_gather, reduce_scatter
 from course_lib.train.unreadable import Unreadable
 
 
@@ -89,7 +90,7 @@ class Unit:
         if self.master is not self._own:
             self._own.copy_(self.master)
         with record.tag(self.index):
-            self.coming = all_gather_ring(self._flat, self._gathering, async_op=True)
+            self.coming = all_gather(self._flat, self._gathering, async_op=True)
         return True
 
     def wait(self) -> None:
@@ -122,7 +123,7 @@ class Unit:
         """Whole tensors, in the parameters' shapes, of which every rank gives its parts. Collective call."""
         flat = torch.empty(sum(self.sizes), dtype=self.wide, device=self._flat.device)
         torch.cat([piece.detach() for piece in pieces], out=self.own(flat))
-        all_gather_ring(flat, self._gathering)
+        all_gather(flat, self._gathering)
         return self.shape(flat)
 
     # gradients
@@ -148,7 +149,7 @@ class Unit:
         if whole is None:
             whole = torch.zeros(sum(self.sizes), dtype=self.wide, device=self._flat.device)
         with record.tag(self.index):
-            return whole, reduce_scatter_ring(whole, self._group, op=op, async_op=True)
+            return whole, reduce_scatter(whole, self._group, op)
 
     def arrived(self, whole: torch.Tensor) -> None:
         """Add this rank's segment of a reduced gradient to the sum of the window."""

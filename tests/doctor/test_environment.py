@@ -94,6 +94,7 @@ def test_one_variable(name: str, value: str, verdict: str, words: str) -> None:
     ("fsdp2", "1", "harms_overlap", "unset it for fsdp2"),
     ("ddp", "1", "harms_overlap", "one queue"),
     ("fsdp2", "8", "depends", "export CUDA_DEVICE_MAX_CONNECTIONS=32"),
+    ("fsdp2", "4", "depends", "fewer than CUDA's own 8"),
     ("fsdp2", "16", "fine", "fsdp2"),
     ("fsdp2", "32", "fine", "fsdp2"),
     ("ddp", "8", "fine", "ddp"),

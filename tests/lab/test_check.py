@@ -141,11 +141,11 @@ def test_missing_names_are_explained_only_when_an_exercise_defines_them() -> Non
 
 @pytest.mark.parametrize("device, there, said", [
     ("gpu", 2, "choose one of auto, cpu, cuda"), ("cuda", 0, "shows no CUDA device"),
-    ("cuda", 2, "devices are emulated"), ("cpu", 2, ""), ("auto", 0, "")])
+    ("cuda", 2, "emulates its devices"), ("cpu", 2, ""), ("auto", 0, "")])
 def test_what_a_device_means_is_said(device: str, there: int, said: str, capsys: pytest.CaptureFixture,
                                      monkeypatch: pytest.MonkeyPatch, learner: Path) -> None:
     monkeypatch.setattr("course_lib.lab.opening.gpus", lambda: there)
-    if said and said != "devices are emulated":
+    if said and said != "emulates its devices":
         with pytest.raises(lab.LabError, match=said):
             lab.begin(device=device)
     else:

@@ -12,7 +12,7 @@ from course_lib.tune.command import parse_caps
 
 
 def test_on_the_published_cluster_a_larger_bucket_is_measured_first() -> None:
-    """1400 MB on 64 ranks: buckets of 25 MB expose 37 % of the step, buckets of 60 MB 12 %."""
+    """1400 MB on 64 ranks: buckets of 25 MB expose 37 % of the step, buckets of 100 MB 4 %."""
     case = reconstruct(even_profile(1400, layers=56, Tb=0.3, parameters=5))
     predicted = predictions(case.profile, case.link, CAPS_MB)
     first = shortlist(predicted, 2, with_plan=False)[1]  # a torch that knows one cap for all buckets cannot do the plan

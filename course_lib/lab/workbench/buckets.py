@@ -124,7 +124,7 @@ def _own_on_rank(load, assign, reducer, cap_bytes, steps, finish, order, micro_s
     """The rank's side of `own_run`: windows that are compared, then windows that are timed, then a last look."""
     import torch.distributed as dist
 
-    from course_lib.lab.workbench import gradients as gradients
+    from course_lib.lab.workbench import gradients
     from course_lib.lab.workbench.rank import Bench
     from course_lib.launch import context
     from course_lib.train import emulated

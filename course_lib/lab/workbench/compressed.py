@@ -70,7 +70,7 @@ def _rows(numel: int) -> int:
 def _on_rank(load, own, bucket_mb, repeats):
     """The rank's side: two updates of each are counted and compared, then all are timed."""
     from course_lib.compress import hook
-    from course_lib.lab.workbench import gradients as gradients
+    from course_lib.lab.workbench import gradients
     from course_lib.lab.workbench.own_hook import OwnHook
     from course_lib.launch import context, current_wire
     from course_lib.train import emulated, wrap

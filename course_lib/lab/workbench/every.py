@@ -65,7 +65,7 @@ def _on_rank(load, DoubleBuffer, N, bucket_mb, repeats):
 
     import torch.distributed as dist
 
-    from course_lib.lab.workbench import gradients as gradients
+    from course_lib.lab.workbench import gradients
     from course_lib.launch import context
     from course_lib.train import emulated, wrap
     from course_lib.tune.alternate import Step, alternate

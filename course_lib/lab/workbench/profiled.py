@@ -70,7 +70,6 @@ def events_of(timeline: Timeline) -> tuple[Events, Steps]:
 
 def _on_rank(build, strategy, options, steps, late_ms, folder):
     """The rank's side. Every step begins together, so that a rank is late by what it waits for and no more."""
-    import os
     import time
 
     import torch.distributed as dist
@@ -81,8 +80,6 @@ def _on_rank(build, strategy, options, steps, late_ms, folder):
     from course_lib.train.profiled import profiled, profiled_step
     from course_lib.tune.sweep import tiny_micro_step
 
-    # Below this level the profiler writes a line to the notebook at every start and stop.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     rank = dist.get_rank()
     wrapped = wrap(strategy, build(), **options)
 

@@ -75,7 +75,7 @@ def _on_rank(build, average, micro_steps, repeats):
     """The rank's side: one update of each kind is compared, then all are timed, collectives of three sizes too."""
     import statistics
 
-    from course_lib.lab.workbench import gradients as gradients
+    from course_lib.lab.workbench import gradients
     from course_lib.launch import context
     from course_lib.launch.measure import fit
     from course_lib.train import emulated, wrap

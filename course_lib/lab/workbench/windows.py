@@ -57,7 +57,7 @@ def window_runs(model: Callable[[], nn.Module], GradientSync: type, Ns: Sequence
 
 def _on_rank(build, GradientSync, Ns, ddp, repeats):
     """The rank's side: one update of each kind is compared, then all are timed."""
-    from course_lib.lab.workbench import gradients as gradients
+    from course_lib.lab.workbench import gradients
     from course_lib.launch import context
     from course_lib.train import StockDDP, emulated
     from course_lib.tune.alternate import Step, alternate

@@ -217,7 +217,7 @@ def _train_on_rank(model, bucket_mb, repeats):
     import torch.distributed as dist
 
     from course_lib.collectives import all_reduce_hierarchical, all_reduce_ring, hook, node_groups
-    from course_lib.lab.workbench import gradients as gradients
+    from course_lib.lab.workbench import gradients
     from course_lib.launch import context
     from course_lib.train import emulated, wrap
     from course_lib.tune.alternate import Step, alternate

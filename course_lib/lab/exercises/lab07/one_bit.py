@@ -66,9 +66,9 @@ def send_one_bit(answer: type, draw: random.Random) -> Verdict:
     """Rows over the first window, the next ones, windows of several micro-steps, and decode."""
     try:
         example = _example(answer)
-        few, many = draw.sample((2, 3), 2)
-        single = _history(answer, draw, few, lambda: 1)
-        several = _history(answer, draw, many, lambda: draw.randint(2, 3))
+        some, others = draw.sample((2, 3), 2)
+        single = _history(answer, draw, some, lambda: 1)
+        several = _history(answer, draw, others, lambda: draw.randint(2, 3))
     except Odd as odd:
         return Verdict((Row(odd.name, False, odd.expected, odd.seen),), odd.mistake)
     history = [*single, *several]

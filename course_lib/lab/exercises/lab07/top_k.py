@@ -68,9 +68,9 @@ def send_the_largest(answer: type, draw: random.Random) -> Verdict:
     """Rows over the first window, the next ones, a parameter of few entries, and decode."""
     try:
         example = _example(answer)
-        few, many = draw.sample((2, 3), 2)
-        runs = [_history(answer, draw, ranks, numel) for ranks, numel in zip((few, many), SIZES)]
-        small = _history(answer, draw, draw.choice((few, many)), FEW)
+        some, others = draw.sample((2, 3), 2)
+        runs = [_history(answer, draw, ranks, numel) for ranks, numel in zip((some, others), SIZES)]
+        small = _history(answer, draw, draw.choice((some, others)), FEW)
     except Odd as odd:
         return Verdict((Row(odd.name, False, odd.expected, odd.seen),), odd.mistake)
     history = [sent for run in runs for sent in run]

@@ -10,7 +10,7 @@ from course_lib.lab.offered import offers
 READY, COST, STEP, POLL = 1.0, 1.5, 0.4, 0.01
 """Seconds between two full buckets in backward, of a bucket on the wire, of its step, and of asking once."""
 PATIENCE = 20
-"""Asking a handle more often than this, in vain, is waiting for it."""
+"""Asking a handle as often as this, in vain, is waiting for it."""
 
 
 class Update(NamedTuple):
@@ -81,7 +81,7 @@ class Clock:
     def waited_beyond(self, handle: Handle) -> bool:
         """Whether a later bucket was waited for when this one was there."""
         asked = sum(later > handle.bucket and at >= handle.at for later, at in self.asked)
-        return asked > PATIENCE or any(later > handle.bucket and at >= handle.at for later, at in self.blocked)
+        return asked >= PATIENCE or any(later > handle.bucket and at >= handle.at for later, at in self.blocked)
 
 
 @offers("wait", "is_completed")

@@ -1,5 +1,5 @@
-"""Exercises 7.1 to 9.3 as a strict teacher judges them: right answers written quite differently pass, and what is wrong
-in a way that only a second look shows does not, nor is it told of a mistake that is not in it."""
+"""Other answers to exercises 7.1 to 9.3: right ones written quite differently pass, and what is wrong in a way that
+only a second look shows does not, nor is it told of a mistake that is not in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strict teacher tries in labs 10 to 13: right answers of another shape, and wrong ones that look right.
+"""Other answers to labs 10 to 13: right ones of another shape, and wrong ones that look right.
 
 Wrong answers come with the hint that fits them; "" is the general one, where no hint that is written names the mistake.
 """
