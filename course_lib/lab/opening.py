@@ -45,8 +45,8 @@ def _say_what_runs_where(device: str) -> None:
         if not gpus():
             raise LabError("device='cuda': this machine shows no CUDA device. Leave device at 'auto'.")
         note("device='cuda': the parts \"On devices of your own\" of labs 04 and 12 run on your GPUs; for that `ranks` "
-             f"may be at most {gpus()}. What is timed elsewhere emulates its devices and has wires of the rate that the "
-             "text names, on every machine, so that predictions can be checked. Your own functions run on the GPUs "
+             f"may be at most {gpus()}. What is timed elsewhere emulates its devices and has wires of the rate that "
+             "the text names, on every machine, so that predictions can be checked. Your own functions run on the GPUs "
              "with `launch.run(…, fabric='nccl')`, whole trainings with `python -m course_lib.train`.")
 
 
