@@ -229,4 +229,4 @@ def register(spec: WireSpec, board: Board | None = None) -> None:
             dist.destroy_process_group()
 
     atexit.register(close)
-    dist.Backend.register_backend("wire", create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend("wire", create, extended_api=True, devices=["cpu"])

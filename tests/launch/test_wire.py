@@ -200,6 +200,24 @@ def test_a_failed_collective_raises_and_is_not_taken_for_a_result():
         assert len(messages) == 2 and f"rank {rank}: all_reduce, 3 bytes" in messages[0]
 
 
+def sends_what_is_not_in_memory():
+    elsewhere = torch.zeros(3, device="meta")
+    for call in (dist.all_reduce, lambda t: dist.all_gather([t, t.clone()], t), lambda t: dist.broadcast(t, 0)):
+        try:
+            call(elsewhere)
+        except ValueError as error:
+            assert "a tensor on meta" in str(error) and "fabric='nccl'" in str(error)
+        else:
+            raise AssertionError("the tensor was taken")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def test_a_tensor_that_is_not_in_the_hosts_memory_is_refused_and_the_wire_goes_on():
+    assert run(sends_what_is_not_in_memory, ranks=2, fabric="loopback") == [2.0, 2.0]
+
+
 def test_a_callback_that_waits_for_a_collective_does_not_hang_the_wire():
     def chain():
         first = dist.all_reduce(torch.ones(1), async_op=True)

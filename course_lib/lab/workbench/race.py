@@ -24,7 +24,7 @@ SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
 SHAPE = {"length": 32, "layers": 2, "heads": 4, "width": 128}
 ROWS, LOOK_ROWS = 8, 32
 MAX_NORM = 0.5
-PLAIN, MOMENTUM = (0.5, 0.0), (0.1, 0.9)
+PLAIN = (0.5, 0.0)
 """Learning rate and momentum. Without momentum all schemes train alike here. With it float32 is faster, and 1-bit and
 top-k are not made for it: what they send late is multiplied by it."""
 
@@ -62,17 +62,20 @@ class Lap:
 def race(schemes: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None, *, fabric: str | Fabric = "auto",
          ranks: int = 2, seconds: float = math.inf, until_loss: float = -math.inf, max_updates: int = 1000,
          look_every: int = 10, bucket_mb: float = 0.25, sgd: tuple[float, float] = PLAIN,
-         seed: int = 0, timeout_s: float = 300.0) -> dict[str, Lap]:
+         shape: Mapping[str, int] = SHAPE, rows: int = ROWS, seed: int = 0,
+         timeout_s: float = 300.0) -> dict[str, Lap]:
     """Train with every scheme until its own clock shows `seconds`, its loss is at `until_loss`, or `max_updates`.
 
-    All start from the same weights, see the same data, and step by SGD with `sgd` = (learning rate, momentum).
+    The model is a `GPT` of `shape`; a rank sees `rows` rows of text an update. All start from the same weights, see the
+    same data, and step by SGD with `sgd` = (learning rate, momentum).
     Gradients travel in buckets of `bucket_mb` MB under backward. The options of an entry may say otherwise
-    (`{"bucket_mb": 1, "sgd": MOMENTUM}`). Raises `LabError` for numbers below 1.
+    (`{"bucket_mb": 1, "sgd": (0.1, 0.9)}`). Raises `LabError` for numbers below 1.
     """
-    if max_updates < 1 or look_every < 1:
-        raise LabError(f"race: max_updates={max_updates}, look_every={look_every}; give numbers of 1 or more.")
+    if min(max_updates, look_every, rows) < 1:
+        raise LabError(f"race: max_updates={max_updates}, look_every={look_every}, rows={rows}; give numbers of 1 or "
+                       "more.")
     entries = {name: (scheme, dict(options)) for name, (scheme, options) in (schemes or SCHEMES).items()}
-    return run(_on_rank, entries, seconds, until_loss, max_updates, look_every, bucket_mb, sgd, seed,
+    return run(_on_rank, entries, seconds, until_loss, max_updates, look_every, bucket_mb, sgd, dict(shape), rows, seed,
                ranks=ranks, fabric=fabric, timeout_s=timeout_s)[0]
 
 
@@ -80,7 +83,7 @@ class Runner:
     """One scheme on one rank."""
 
     def __init__(self, scheme: str, options: dict[str, Any], bucket_mb: float, sgd: tuple[float, float],
-                 seed: int) -> None:
+                 shape: Mapping[str, int], seed: int) -> None:
         import torch
 
         from course_lib.compress import SCHEMES as KNOWN
@@ -89,7 +92,7 @@ class Runner:
         from course_lib.train.gpt import GPT, GPTConfig
 
         torch.manual_seed(seed)
-        self.model = GPT(GPTConfig(**SHAPE))
+        self.model = GPT(GPTConfig(**shape))
         layout = {"bucket_mb": options.pop("bucket_mb", bucket_mb), "first_bucket_mb": None}
         lr, momentum = options.pop("sgd", sgd)
         hooked = {"comm_hook": hook, "hook_state": KNOWN[scheme](self.model, **options)} if scheme else {}
@@ -138,7 +141,8 @@ class Runner:
         self.losses.append(float(summed) / count)
 
 
-def _on_rank(entries, seconds, until_loss, max_updates, look_every, bucket_mb, sgd, seed) -> dict[str, Lap]:
+def _on_rank(entries, seconds, until_loss, max_updates, look_every, bucket_mb, sgd, shape, rows,
+             seed) -> dict[str, Lap]:
     import torch
     import torch.distributed as dist
 
@@ -148,9 +152,9 @@ def _on_rank(entries, seconds, until_loss, max_updates, look_every, bucket_mb, s
 
     text, control, rank = data.text(1.0), control_group(), dist.get_rank()
     cut = len(text) * 9 // 10
-    (held_out,) = data.batches(text[cut:], LOOK_ROWS, SHAPE["length"], 1, seed=seed)
-    batches = list(data.batches(text[:cut], ROWS, SHAPE["length"], max_updates, seed=seed, rank=rank))
-    runners = {name: Runner(*entry, bucket_mb, sgd, seed) for name, entry in entries.items()}
+    (held_out,) = data.batches(text[cut:], LOOK_ROWS, shape["length"], 1, seed=seed)
+    batches = list(data.batches(text[:cut], rows, shape["length"], max_updates, seed=seed, rank=rank))
+    runners = {name: Runner(*entry, bucket_mb, sgd, shape, seed) for name, entry in entries.items()}
     sent = {name: runner.warm_up(batches[0]) for name, runner in runners.items()}
     for runner in runners.values():
         runner.look(held_out)
