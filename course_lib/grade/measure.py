@@ -19,6 +19,7 @@ from course_lib.grade.outcome import Part
 from course_lib.grade.referee import POINTS, by_number
 from course_lib.grade.template import Submission, Template
 from course_lib.score import fair_score
+from course_lib.spread import half_iqr
 from course_lib.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class _Trial:
         medians = {name: statistics.median(values) for name, values in self._seconds.items()}
         given = (self._load["forward_ms"] + self._load["backward_ms"]) * 1e-3
         own, serial, Tm = medians["own"], medians["serial"], medians["comm"]
-        spread = max(_spread(self._seconds["own"]), 0.02 * own)
+        spread = max(half_iqr(self._seconds["own"]), 0.02 * own)
         gain = max(serial - max(given, Tm), 1e-9)
         noise = sum(_doubt(self._seconds[name]) for name in ("own", "serial")) / gain
         score = fair_score(serial, own, given, Tm, spread=spread)
@@ -242,16 +243,10 @@ def _unsure(m: Measurement) -> bool:
     return m.fair_spread > abs(m.fair_score - PASS_AT)
 
 
-def _spread(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles."""
-    low, _, high = statistics.quantiles(values, n=4)
-    return (high - low) / 2
-
-
 def _doubt(values: Sequence[float]) -> float:
     """How far the median may be off: 1.57 times the distance of the quartiles over the root of their number, as the
     notch of a box plot. (McGill, Tukey and Larsen, Variations of box plots, The American Statistician 32, 1978.)"""
-    return 1.57 * 2 * _spread(values) / len(values) ** 0.5
+    return 1.57 * 2 * half_iqr(values) / len(values) ** 0.5
 
 
 def _part(outcome: str, sentence: str, points: float | None = 0.0) -> Part:

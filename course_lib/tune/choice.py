@@ -10,6 +10,7 @@ from typing import Any
 
 from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import GradientProfile, Prediction, ddp_arguments, step_floor, step_serial
+from course_lib.spread import half_iqr
 from course_lib.tune.calibrate import VERDICT_RANGE
 from course_lib.tune.sweep import Measured
 
@@ -24,8 +25,7 @@ def gain(slow: Measured, fast: Measured) -> tuple[float, float]:
     """Median and half the distance between the quartiles of the differences, round by round of one alternation, as
     shares of `slow`'s median. What the machine did to a whole round cancels."""
     shares = [(a - b) / slow.median_s for a, b in zip(slow.seconds, fast.seconds)]
-    low, middle, high = statistics.quantiles(shares, n=4)
-    return middle, (high - low) / 2
+    return statistics.median(shares), half_iqr(shares)
 
 
 def beats(fast: Measured, slow: Measured) -> bool:

@@ -22,6 +22,7 @@ from course_lib.simulate.buckets import (
     step_floor,
     uniform_plan,
 )
+from course_lib.spread import half_iqr
 from course_lib.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ class Measured:
     @property
     def spread_s(self) -> float:
         """Half the distance between the quartiles, seconds."""
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / 2
+        return half_iqr(self.seconds)
 
     @property
     def exposed_s(self) -> float:

@@ -14,9 +14,10 @@ from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import MB, GradientProfile
 from course_lib.simulate.collectives import best_equal_bucket, flat_ring, hierarchical
 from course_lib.simulate.reconstruct import even_profile, reconstruct
+from course_lib.spread import half_iqr
 from course_lib.train.emulated import equal
 from course_lib.tune import sweep
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 KIND = "shaped" if shaped_works() else "paced"
 

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from course_lib.launch import run
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from course_lib.spread import half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 _ROUNDS = 15
 _GOALS_MS_PER_MB = {"onebit": 2.5, "topk": 6.0}

@@ -9,7 +9,8 @@ from typing import Any
 
 from course_lib.lab.workbench.race import FLOAT32, race
 from course_lib.launch import Fabric
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from course_lib.spread import half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 _SEEDS = range(5)
 _LOSS, _UPDATES = 2.9, 160

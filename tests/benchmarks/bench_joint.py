@@ -12,7 +12,8 @@ from course_lib.schedule.joint import naive, reductions_at_last_use
 from course_lib.simulate.bound import bound
 from course_lib.simulate.pipeline import Costs, period, predict, updates
 from course_lib.simulate.search import search
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from course_lib.spread import half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 BARE, BUCKETS, ROUNDS, UPDATES, MS = zero_bubble(2, 3, 4), 2, 2, 4, 80.0
 WIRE = Fabric(gbit=1.0, latency_us=100, nodes=2, inter_gbit=0.04, inter_latency_us=500, kind="paced")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from course_lib.spread import half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 
 @benchmark

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
+from course_lib.spread import half_iqr
 from course_lib.tune import Sweep, calibrate, sweep
-from tests.benchmarks.harness import Figure, benchmark, half_iqr, median_interval
+from tests.benchmarks.harness import Figure, benchmark, median_interval
 
 CAPS = (1, 2, 3, 4, 8, 16)
 

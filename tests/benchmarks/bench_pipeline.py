@@ -14,8 +14,9 @@ from course_lib.launch.fabric import shaped_works
 from course_lib.link_cost import LinkCost
 from course_lib.schedule import interleaved, one_f_one_b, zb_v, zero_bubble
 from course_lib.simulate.pipeline import Costs, bubble, predict
+from course_lib.spread import half_iqr
 from course_lib.timeline import Timeline
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 WIRE = Fabric(gbit=1.0, latency_us=500, kind="shaped" if shaped_works() else "paced")
 P, M, ROUNDS, MS, MESSAGE = 4, 8, 9, 20.0, 2**16

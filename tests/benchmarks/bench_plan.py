@@ -11,7 +11,8 @@ from course_lib.plan.pipeline import replay
 from course_lib.plan.search import search
 from course_lib.plan.timing import _stage_of
 from course_lib.plan.validate import compare, summaries
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from course_lib.spread import half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 ROUNDS = 7
 

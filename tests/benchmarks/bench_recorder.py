@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from course_lib import overlap
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import shaped_works
+from course_lib.spread import half_iqr
 from course_lib.timeline import Timeline
-from tests.benchmarks.harness import Figure, benchmark, half_iqr, median_interval
+from tests.benchmarks.harness import Figure, benchmark, median_interval
 
 WIRE = Fabric(gbit=1.0, latency_us=2000, kind="shaped" if shaped_works() else "paced")
 

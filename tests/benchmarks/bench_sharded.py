@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 
 from course_lib.launch import run
+from course_lib.spread import half_iqr
 from tests.benchmarks.bench_overlap import fabric
-from tests.benchmarks.harness import Figure, benchmark, half_iqr, median_interval
+from tests.benchmarks.harness import Figure, benchmark, median_interval
 
 LAYERS, MB_EACH, PAIRS = 8, 2.0, 20
 STOCK, RINGS = "fsdp2", "fsdp2 on our rings"

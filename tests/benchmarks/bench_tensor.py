@@ -10,8 +10,9 @@ from course_lib.launch import Fabric
 from course_lib.launch.fabric import shaped_works
 from course_lib.score import fair_score
 from course_lib.simulate.chunked import hideable_s, predict_chunked, step_s
+from course_lib.spread import half_iqr
 from course_lib.timeline import Timeline
-from tests.benchmarks.harness import Figure, benchmark, half_iqr
+from tests.benchmarks.harness import Figure, benchmark
 
 WIRE = Fabric(gbit=1.0, latency_us=500, kind="shaped" if shaped_works() else "paced")
 ROUNDS, CHUNKS = 15, 8

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from course_lib.launch import run
+from course_lib.spread import half_iqr
 from course_lib.tune import calibrate
 from tests.benchmarks.bench_overlap import fabric
-from tests.benchmarks.harness import Figure, benchmark, half_iqr, median_interval
+from tests.benchmarks.harness import Figure, benchmark, median_interval
 
 GRID_MB = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25)
 RUNS, DUELS = 3, 15

@@ -38,12 +38,6 @@ def benchmark(function: Callable[[], Iterable[Figure]]) -> Callable[[], Iterable
     return function
 
 
-def half_iqr(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles: the spread of every figure that is a median."""
-    low, _, high = statistics.quantiles(values, n=4)
-    return (high - low) / 2
-
-
 def median_interval(values: Sequence[float], level: float = 0.95, draws: int = 4000) -> tuple[float, float]:
     """Bootstrap confidence interval of the median (seeded, so that a file of results gives one answer)."""
     draw = random.Random(0)

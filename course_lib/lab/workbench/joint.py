@@ -16,6 +16,7 @@ from course_lib.schedule.action import Op, Schedule
 from course_lib.schedule.degrees import Degrees
 from course_lib.simulate.bound import Bound, bound
 from course_lib.simulate.pipeline import Costs, period, predict, updates
+from course_lib.spread import half_iqr
 from course_lib.timeline import Timeline, intersect, length, union
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ class JointRun:
     @property
     def spread_s(self) -> float:
         """Half the distance between the quartiles, seconds."""
-        low, _, high = statistics.quantiles(self.updates_s, n=4)
-        return (high - low) / 2
+        return half_iqr(self.updates_s)
 
     @property
     def hidden(self) -> float:

@@ -13,6 +13,7 @@ from course_lib import overlap, trace
 from course_lib.lab.errors import LabError
 from course_lib.launch import Fabric, run
 from course_lib.launch.fabric import as_fabric, gpus
+from course_lib.spread import half_iqr
 
 if TYPE_CHECKING:
     from course_lib.trace import Trace
@@ -45,8 +46,7 @@ class Real:
     @property
     def spread_s(self) -> float:
         """Half the distance between the quartiles."""
-        low, _, high = statistics.quantiles(self.times_s, n=4)
-        return (high - low) / 2
+        return half_iqr(self.times_s)
 
     @property
     def exposed_ms(self) -> float | None:

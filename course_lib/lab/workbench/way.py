@@ -15,6 +15,7 @@ from course_lib.schedule.action import Op, Schedule
 from course_lib.schedule.degrees import Degrees
 from course_lib.score import Score, fair_score
 from course_lib.simulate.pipeline import Costs, updates
+from course_lib.spread import half_iqr
 from course_lib.timeline import Span, Timeline
 
 EVERY, ONCE, BUCKETS, JOINT = "serial", "no_sync", "buckets", "joint"
@@ -37,8 +38,7 @@ class WayRun:
     @property
     def spread_s(self) -> float:
         """Half the distance between the quartiles, seconds."""
-        low, _, high = statistics.quantiles(self.updates_s, n=4)
-        return (high - low) / 2
+        return half_iqr(self.updates_s)
 
     @property
     def one_update(self) -> Timeline:
