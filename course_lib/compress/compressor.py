@@ -30,7 +30,8 @@ Phases = Iterator[dist.Work]
 
 
 class NonFiniteGradient(RuntimeError):
-    """A gradient held an infinity or a NaN. Every rank raises it for the same bucket."""
+    """A gradient held an infinity or a NaN. Every rank raises it for the same bucket. Where it was raised in a future's
+    callback, torch hands it on as a `RuntimeError` whose text begins with another sentence and has this one's."""
 
 
 class Compressor(ABC):
@@ -173,6 +174,9 @@ class Compressor(ABC):
         """Where phase 2 of a bucket is issued."""
         return self.group if self._on_stream(bucket) else self._second.group
 
+    def sizes(self, bucket: Bucket) -> list[int]:
+        return [p.numel() for p in bucket.parameters()]
+
     def names(self, bucket: Bucket) -> Names:
         try:
             return tuple(self._name_of[id(p)] for p in bucket.parameters())
@@ -182,13 +186,23 @@ class Compressor(ABC):
 
     def compensated(self, bucket: Bucket, gradient: torch.Tensor | None = None) -> torch.Tensor:
         """Gradient plus residual, 1-D, in float32 at least. With error feedback it lies in the residual's next
-        value: subtract from it what is sent. Without, it is the caller's to change."""
+        value: subtract from it what is sent. Without, it is the caller's to change.
+
+        Of a parameter whose gradient is zero here, as that of an unused one is, it is zero, and what is kept of it
+        stays: where no rank uses it, both reducers leave its `.grad` alone, and what was sent would be lost."""
         flat = bucket.buffer() if gradient is None else gradient
         wide = flat.to(torch.promote_types(flat.dtype, torch.float32))
         if "residual" not in self.memories:
             return wide.clone()
         names, residual = self.names(bucket), self.memories["residual"]
-        return torch.add(wide, residual.read(names, wide), out=residual.write(names, wide))
+        total = torch.add(wide, residual.read(names, wide), out=residual.write(names, wide))
+        for name, piece, mine in zip(names, *(x.split(self.sizes(bucket)) for x in (total, bucket.buffer()))):
+            if _is_zero(mine):
+                piece.zero_()
+                for kept in ("residual", "velocity"):
+                    if kept in self.memories:
+                        self.memories[kept].stay(name)
+        return total
 
     def keep_residual(self) -> None:
         """Error feedback: what is not sent now is added to the next gradient. It belongs to this rank."""
@@ -245,6 +259,11 @@ def hook(state, bucket):  # DDP takes no annotations that are strings, as they a
 
 def _numel(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
+
+
+def _is_zero(x: torch.Tensor) -> bool:
+    """The first entry of nearly every gradient says no."""
+    return x.numel() > 0 and not x[0] and not x.any()
 
 
 def _raise(error: Exception | None) -> None:

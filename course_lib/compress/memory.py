@@ -24,6 +24,7 @@ class Memory:
         self._flat: dict[Names, torch.Tensor] = {}
         self._next: dict[Names, torch.Tensor] = {}
         self._spare: dict[Names, torch.Tensor] = {}
+        self._still: set[str] = set()
 
     def read(self, names: Names, like: torch.Tensor) -> torch.Tensor:
         """The values of these parameters, one after the other, with the dtype and device of `like`. Not to be
@@ -41,28 +42,40 @@ class Memory:
         self._next[names] = torch.empty_like(current) if spare is None else spare
         return self._next[names]
 
+    def stay(self, name: str) -> None:
+        """What this parameter has now holds after the next `commit()` too, whatever is written."""
+        self._still.add(name)
+
     def commit(self) -> None:
         """What was written since the last commit holds from now on."""
         for names, flat in self._next.items():
+            for name, piece in zip(names, self._pieces(names, flat)) if self._still else ():
+                if name in self._still:
+                    piece.copy_(self._kept[name])
             self._spare[names] = self._flat[names]
             self._keep(names, flat)
         self._next.clear()
+        self._still.clear()
 
     def discard(self) -> None:
         """What was written since the last commit never was."""
         self._spare.update(self._next)
         self._next.clear()
+        self._still.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._flat, self._next, self._spare = {}, {}, {}
+        self._flat, self._next, self._spare, self._still = {}, {}, {}, set()
         self._kept = {name: value.clone() for name, value in state.items()}
 
     def _keep(self, names: Names, flat: torch.Tensor) -> None:
         self._flat[names] = flat
-        self._kept.update(zip(names, flat.split([self.sizes[n] for n in names])))
+        self._kept.update(zip(names, self._pieces(names, flat)))
+
+    def _pieces(self, names: Names, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        return flat.split([self.sizes[n] for n in names])
 
     def _forget(self, names: Sequence[str]) -> None:
         """Drop the buckets these parameters were in; the values stay, by name."""

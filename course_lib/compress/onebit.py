@@ -100,7 +100,7 @@ class OneBit(Compressor):
         return max(0, min(part, numel - self.rank * part))
 
     def phases(self, bucket: Bucket) -> Phases:
-        sizes = [p.numel() for p in bucket.parameters()]
+        sizes = self.sizes(bucket)
         parts = [part_of(size, self.size) for size in sizes]
         left = self.compensated(bucket)
 
@@ -135,13 +135,16 @@ class OneBit(Compressor):
             mean, left = memory.write(names, scales), memory.read(names, scales).split(owned)
         else:
             mean = scales.new_empty(sum(owned))
+        anything = scales.any(1).tolist()
         for i, (out, sign) in enumerate(zip(mean.split(owned), signs)):
             units = unpack(sign, _room(mean, 8 * sign.numel()))[:, :len(out)]
             torch.mul(units[0], scales[i, 0], out=out)
             for rank in range(1, self.size):  # one after the other: see `split`
                 out.addcmul_(units[rank], scales[i, rank])
-            if feedback:
+            if feedback and anything[i]:
                 out += left[i]
+            elif feedback:  # nobody sent anything: see `compensated`
+                memory.stay(names[i])
         return mean
 
     def _not_finite(self, bucket: Bucket, scales: torch.Tensor) -> NonFiniteGradient:

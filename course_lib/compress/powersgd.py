@@ -81,7 +81,7 @@ class PowerSGD(Compressor):
         names = self.names(bucket)
         thin = tuple(n for n in names if n in self.factors)
         left = self.compensated(bucket)
-        sizes = [p.numel() for p in bucket.parameters()]
+        sizes = self.sizes(bucket)
         pieces = dict(zip(names, left.split(sizes)))
         matrices = [pieces[n].view(self.factors[n][:2]) for n in thin]
         whole = [pieces[n] for n in names if n not in self.factors]
@@ -110,8 +110,10 @@ class PowerSGD(Compressor):
         yield work
 
         second.div_(self.size)
-        for name, p, q in zip(thin, ps, self._split(thin, second, 1)[0]):
+        for name, p, q, before in zip(thin, ps, self._split(thin, second, 1)[0], self._q(thin, left)):
             out[name].copy_(decompress(p, q).view(-1))
+            if self.warm_start:  # a matrix of zeros is no place to begin
+                q.copy_(torch.where(q.any(), q, before))
 
     def _q(self, thin: tuple[str, ...], like: torch.Tensor) -> list[torch.Tensor]:
         return self._split(thin, self.memories["q"].read(thin, like), 1)[0] if thin else []

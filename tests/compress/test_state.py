@@ -12,7 +12,7 @@ import torch.distributed as dist
 from course_lib.compress import SCHEMES, NonFiniteGradient, OneBit, PowerSGD, TopK, hook
 from course_lib.launch import RankFailed, run
 from course_lib.train import wrap
-from tests.compress.given import OPTIONS, SHAPES, Given, train, wrapped_with
+from tests.compress.given import OPTIONS, SHAPES, Given, gradient, train, wrapped_with
 
 STATES = {"onebit": OneBit, "topk": lambda m, **o: TopK(m, k=0.1, momentum=0.5, warm_up=3, **o),
           "powersgd": lambda m, **o: PowerSGD(m, rank=2, **o)}
@@ -145,6 +145,54 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_every_rank(kind) -> None:
             assert "not finite" in message and NonFiniteGradient.__name__ in message, message
             assert "rank 1" in message or name == "powersgd"
             assert unchanged, name
+
+
+class Sometimes(Given):
+    """Without the parameters in `out`."""
+
+    out = ()
+
+    def forward(self, grads):
+        return sum((p * grads[n]).sum() for n, p in self.named_parameters() if n not in self.out)
+
+
+def used_now_and_then(kind: str):
+    """Two parameters are used by both ranks, by rank 0 alone, and by none, in turn. What was given of them, was
+    delivered, and is kept, on this rank."""
+    rank, kept, out = dist.get_rank(), ("wide", "bias"), {}
+    for name, state_of in STATES.items():
+        model = Sometimes()
+        state = TopK(model, k=0.1) if name == "topk" else state_of(model)
+        wrapped = wrapped_with(state, model, kind, find_unused=True)
+        given, delivered = ({n: torch.zeros(SHAPES[n]) for n in kept} for _ in range(2))
+        for update in range(6):
+            model.out = kept if update % 3 == 2 or (update % 3 == 1 and rank) else ()
+            grads = gradient(rank, update)
+            wrapped.zero_grad()
+            wrapped(grads).backward()
+            wrapped.finish_gradient_synchronization()
+            for n in kept:
+                given[n] += 0 if n in model.out else grads[n]
+                delivered[n] += 0 if getattr(model, n).grad is None else getattr(model, n).grad
+            assert (model.wide.grad is None) == (update % 3 == 2)
+        memories = state.state_dict()["memories"]
+        out[name] = given, delivered, memories["residual"], memories.get("second residual", {})
+        if name == "powersgd":
+            assert memories["q"]["wide"].any()
+    return out
+
+
+@pytest.mark.parametrize("kind", ["bucketed", "ddp"])
+def test_what_is_owed_to_a_parameter_that_is_not_used_is_not_lost(kind) -> None:
+    first, second = run(used_now_and_then, kind, ranks=2, fabric="loopback")
+    for name in STATES:
+        for n in ("wide", "bias"):
+            given, delivered = (sum(r[name][i][n] for r in (first, second)) / 2 for i in (0, 1))
+            left = sum(r[name][2][n] for r in (first, second)) / 2
+            if name == "onebit":
+                left = left + torch.cat([r[name][3][n] for r in (first, second)])
+            torch.testing.assert_close(delivered + left.view(given.shape), given, rtol=1e-4, atol=1e-3,
+                                       msg=lambda m, where=f"{name}, {n}": f"{where}: {m}")
 
 
 def different_settings():
