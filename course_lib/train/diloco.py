@@ -31,6 +31,13 @@ class DiLoCo(LocalSGD):
         self.outer = optim.SGD(self._old, lr=outer_lr, momentum=outer_momentum, nesterov=outer_momentum > 0)
 
     @torch.no_grad()
+    def _before_forward(self) -> None:
+        super()._before_forward()
+        if not self.local_windows and self.progress.forwards == 1:  # weights may have been loaded since the last round
+            for old, slot in zip(self._old, self.slots):
+                old.copy_(slot.param)
+
+    @torch.no_grad()
     def _combine(self) -> None:
         for old, slot in zip(self._old, self.slots):
             old.grad = old - slot.param

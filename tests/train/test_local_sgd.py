@@ -243,6 +243,23 @@ def test_the_pseudo_gradient_has_the_right_sign(got) -> None:
 
 
 @on_ranks
+def loaded_after_wrapping():
+    """Other weights, loaded into the module before the first round and between two: the round begins there."""
+    model, optimizer = local(DiLoCo, make=lambda p: optim.SGD(p, lr=0.0), every=2, outer_lr=0.5, outer_momentum=0.0)
+    out = []
+    for value in (3.0, 7.0):
+        model.module.load_state_dict({n: torch.full_like(t, value) for n, t in model.module.state_dict().items()})
+        for i in range(2):
+            update(model, optimizer, i)
+        out.append(bool((parameters(model) == value).all()))
+    return out
+
+
+def test_a_round_begins_where_the_parameters_are(got) -> None:
+    assert got(loaded_after_wrapping) == [[True, True]] * 2
+
+
+@on_ranks
 def resumed():
     """Saved on each rank after 5 steps, inside the second round of 3."""
     out = []
