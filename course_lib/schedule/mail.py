@@ -118,18 +118,18 @@ def _source(receive: Action) -> int:
 
 def _ways(schedule: Schedule, rank: int, group: dist.ProcessGroup, ranks: list[int],
           nccl: torch.device | None) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """The group for messages from one rank to another. NCCL runs what is issued on one communicator in order, so that
-    a receive that waits would hold up the send that its peer waits for: each direction has its own there. A Wire and
-    gloo keep directions apart by themselves."""
+    """The group for messages from one rank to another. NCCL keeps each two ranks apart, but runs what they tell each
+    other in order, so that a receive that waits would hold up the send that its peer waits for: each direction has a
+    group there, which all ranks of the pipeline make. A Wire and gloo keep directions apart by themselves."""
     pairs = sorted({(r, schedule.rank_of[a.partner().stage])
                     for r, actions in enumerate(schedule.ranks) for a in actions if a.op in SENDS})
     mine = [pair for pair in pairs if rank in pair]
     if nccl is None:
         return dict.fromkeys(mine, group)
-    ways = {}
-    for a, b in mine:
-        ways[a, b] = dist.new_group([ranks[a], ranks[b]], use_local_synchronization=True)
+    up, down = (dist.new_group(ranks, use_local_synchronization=True) for _ in range(2))
+    ways = {(a, b): up if a < b else down for a, b in mine}
+    for (a, b), way in ways.items():
         # The first message waits for both ends to make the communicator; a receive that is posted early must not.
         first = torch.zeros(1, device=nccl)
-        dist.send(first, ranks[b], ways[a, b]) if rank == a else dist.recv(first, ranks[a], ways[a, b])
+        dist.send(first, ranks[b], way) if rank == a else dist.recv(first, ranks[a], way)
     return ways

@@ -27,16 +27,18 @@ class Tied:
         self._shared: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         for uses in ties:
             holders = sorted({schedule.rank_of[stage] for stage, _ in uses})
+            # torch names a group by how many its ranks have, so the others make one too, each for itself.
+            among = [ranks[h] for h in holders] if rank in holders else [ranks[rank]]
+            group = dist.new_group(among, use_local_synchronization=True) if len(holders) > 1 else None
             if rank not in holders:
                 continue
             mine = [_parameter(stages[stage], stage, name) for stage, name in uses if stage in stages]
             if any(p is not mine[0] for p in mine):
                 raise ScheduleError(f"{list(uses)} are tied, but different parameters on one rank; assign one to the "
                                     "other")
-            if len(holders) > 1:
-                group = dist.new_group([ranks[h] for h in holders], use_local_synchronization=True)
+            if group is not None:
                 with torch.no_grad():
-                    value = in_memory(mine[0])
+                    value = in_memory(mine[0].detach())
                     dist.broadcast(value, ranks[holders[0]], group=group)
                     mine[0].copy_(value)
                 self._shared.append((mine[0], group))
