@@ -472,7 +472,8 @@ lab.review(twins["DDP, two levels"].timeline)
 # ## What to carry away
 #
 # - A ring sends 2(n−1)/n of the tensor in 2(n−1) hops, and is **as fast as its slowest wire**.
-# - Two levels send less over the slow wire and cross it less often. Where all wires are alike they only send more.
+# - Two levels send less over the slow wire and cross it less often. In all they send as much as a ring: on an uplink
+#   that is just as good as a wire inside, the ranks of a node only queue.
 # - **Latency wants larger buckets.** 90 % of a ring's rate takes 9·n·α/β bytes.
 # - Larger buckets save latency and nothing else. From 37 % to 12 % they can; 1.6 times does not follow from it.
 # - A variable that nobody reads does not complain. Look it up.

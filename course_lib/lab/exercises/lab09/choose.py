@@ -58,8 +58,8 @@ MISTAKES = {
     "always_flat": "You always take the flat ring. On a slow or late uplink it pays that uplink in each of its 2(n−1) "
     "hops.",
     "always_hierarchical": "You always take two levels. They always have the lower latency. But where the uplink is as "
-    "good as the wires inside, they send more bytes than the flat ring, for nothing: compare arrivals, not latencies. "
-    "And the one message of a flat ring that leaves a node shares the uplink with no other.",
+    "good as the wires inside, a byte costs more: all ranks of a node queue for it, and the one message of a flat ring "
+    "that leaves a node shares it with no other. Compare arrivals, not latencies.",
     "root_everywhere": "On a fast wire your bucket is too large. Once the wire keeps up with backward, only the last "
     "bucket is exposed: the smallest size that keeps up wins. `best_equal_bucket` knows both cases.",
 }
