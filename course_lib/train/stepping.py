@@ -77,6 +77,10 @@ class StepPerBucket(Bucketed):
     def _before_forward(self) -> None:
         if not self._optimizers:
             raise RuntimeError("StepPerBucket has no optimizer: call take_optimizer(optimizer) before a forward")
+        for optimizer in self._optimizers:
+            if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+                raise RuntimeError(f"the step hooks of {type(optimizer).__name__} would run once for each bucket, when "
+                                   "others have not arrived: remove them; " + TOO_LATE)
         for slot in self.slots:
             if isinstance(slot.param.grad, Spent):
                 slot.param.grad = None

@@ -229,6 +229,29 @@ def test_what_needs_all_gradients_is_refused_in_one_sentence(got) -> None:
 
 
 @on_ranks
+def step_hooks():
+    """Clipping, or a scheduler, hung into the optimizer's step: it would see one bucket at a time."""
+    out = []
+    for name in ("register_step_pre_hook", "register_step_post_hook"):
+        model, optimizer = stepper()
+        handle = getattr(optimizer, name)(lambda *_: None)
+        try:
+            backward(model)
+        except RuntimeError as error:
+            out.append(str(error))
+        handle.remove()
+        backward(model)
+        model.finish_gradient_synchronization()
+    return out
+
+
+def test_hooks_of_the_optimizers_step_are_refused(got) -> None:
+    for rank in got(step_hooks):
+        assert len(rank) == 2
+        assert all("once for each bucket" in said and TOO_LATE in said for said in rank)
+
+
+@on_ranks
 def spent_gradients():
     """Zeroed in place, set to None, or simply left: the next window starts from nothing."""
     out = []
