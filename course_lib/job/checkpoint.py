@@ -93,9 +93,11 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     raise JobError(f"{folder} is no checkpoint of this command ({reason}); {_instead(folder)}")
 
 
-def read(folder: Path, name: str, manifest: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The content of one file, on `device`. Raises `JobError` for one that is not as it was written. Only tensors and
-    plain values are read: a foreign file runs no code."""
+def read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of one file, in the host's memory: a GPU takes its part of a sharded model from there and need not
+    hold the whole, and AdamW's count of steps, for which the host would wait on a GPU, stays where it was. Raises
+    `JobError` for a file that is not as it was written. Only tensors and plain values are read: a foreign file runs no
+    code."""
     path, entry = folder / name, manifest["files"].get(name)
     try:
         if entry is None:
@@ -104,7 +106,7 @@ def read(folder: Path, name: str, manifest: Mapping[str, Any], device: torch.dev
             if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                 raise JobError("its content is not what was written")
             file.seek(0)
-            return torch.load(file, map_location=device, weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
         raise JobError(f"{path} cannot be used: {reason}; {_instead(folder)}") from error

@@ -51,7 +51,7 @@ def train(options: Options) -> dict[str, Any] | None:
     if other := [r for r, digest in enumerate(digests) if digest != digests[0]]:
         raise JobError(f"rank {other[0]} reads other data than rank 0: give --data a file that is the same on all "
                        "nodes")
-    keeper = Keeper(options, grid, control, digests[0], device)
+    keeper = Keeper(options, grid, control, digests[0])
     saved = keeper.saved()
     model = build(options, grid, device)
     trainee = Piped(options, grid, model) if options.pp > 1 else Replicas(options, grid, model,
@@ -61,7 +61,9 @@ def train(options: Options) -> dict[str, Any] | None:
         print(f"{dist.get_world_size()} ranks = {options.dp} replicas × {options.pp} stages × {options.tp} shards, "
               f"B = b·D·N = {options.batch}·{options.dp}·{options.micro_steps} = {options.global_batch} rows" +
               (f"; goes on after update {saved.step}" if saved.step else ""), flush=True)
-    log = Log(options, saved.step) if rank == 0 else None
+    logs: list[Log] = []
+    together(control, "opening metrics.jsonl", lambda: logs.append(Log(options, saved.step)) if rank == 0 else None)
+    log = logs[0] if logs else None
     try:
         last = _updates(options, trainee, data[0], keeper, control, log, range(saved.step, options.steps))
     finally:

@@ -12,9 +12,9 @@ from torch import nn
 from course_lib.job.mesh import Mesh
 from course_lib.job.options import Options
 from course_lib.job.state import seed_all
-from course_lib.tensor import parallel_gpt, parallel_next_byte_loss, vocab_parallel_cross_entropy
+from course_lib.tensor import parallel_gpt, vocab_parallel_cross_entropy
 from course_lib.train.data import IGNORE, Batch
-from course_lib.train.gpt import GPT, next_byte_loss
+from course_lib.train.gpt import GPT
 from course_lib.train.window import LossOf
 
 
@@ -31,17 +31,22 @@ def autocast(options: Options, device: torch.device) -> torch.autocast:
 
 def loss_of(options: Options, mesh: Mesh, device: torch.device) -> LossOf:
     """For whole models: a micro-batch's summed loss and its number of targets."""
-    plain = next_byte_loss if mesh.shards is None else parallel_next_byte_loss
 
     def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         with autocast(options, device):
-            return plain(model, batch)
+            scores = model(batch[0])
+        return loss_of_scores(options, mesh, scores, batch), terms(batch)
 
     return loss
 
 
+def terms(batch: Batch) -> int:
+    """Every byte of `Batches` counts: to look for those that do not, the host would wait for the device."""
+    return batch[1].numel()
+
+
 def loss_of_scores(options: Options, mesh: Mesh, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """For the last stage of a pipeline: the summed loss."""
+    """The summed loss of a micro-batch, of what the model or its last stage puts out."""
     _, y = batch
     if mesh.shards is not None:
         return vocab_parallel_cross_entropy(scores, y, mesh.shards, options.config.vocab, ignore_index=IGNORE,

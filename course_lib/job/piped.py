@@ -11,13 +11,13 @@ from torch import nn
 
 from course_lib import tensor
 from course_lib.job.mesh import Mesh
-from course_lib.job.model import autocast, loss_of_scores, make_optimizer
+from course_lib.job.model import autocast, loss_of_scores, make_optimizer, terms
 from course_lib.job.options import Options
 from course_lib.job.stages import cut
 from course_lib.job.trainee import Made, Trainee, norm_of
 from course_lib.schedule import Schedule, add_reductions, gpipe, interleaved, one_f_one_b, zb_v, zero_bubble
 from course_lib.schedule.execute import Pipeline
-from course_lib.train.data import Batch, count_of
+from course_lib.train.data import Batch
 from course_lib.train.gpt import GPT
 from course_lib.train.loss import global_tokens
 
@@ -51,7 +51,7 @@ class Piped(Trainee):
         self.optimizer = make_optimizer(options, self.params.values())
 
     def update(self, window: Sequence[Batch]) -> Made:
-        tokens = global_tokens([count_of(batch) for batch in window], self.mesh.replicas)
+        tokens = global_tokens([terms(batch) for batch in window], self.mesh.replicas)
         share = self._pipeline.run(window, max(1, tokens))
         if self.options.sequence_parallel:
             tensor.finish_replicated_gradients(self._all)

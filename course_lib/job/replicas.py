@@ -10,12 +10,12 @@ import torch
 from course_lib import tensor
 from course_lib.compress import SCHEMES, Compressor, hook
 from course_lib.job.mesh import Mesh
-from course_lib.job.model import loss_of, make_optimizer
+from course_lib.job.model import loss_of, make_optimizer, terms
 from course_lib.job.options import LOCAL, SHARDED, STRATEGIES, Options
 from course_lib.job.trainee import Made, Trainee
-from course_lib.train import Bucketed, LocalSGD, Sharded, accumulate, wrap
+from course_lib.train import Bucketed, DiLoCo, LocalSGD, Sharded, accumulate, wrap
 from course_lib.train.clip import global_norm
-from course_lib.train.data import Batch, count_of
+from course_lib.train.data import Batch
 from course_lib.train.gpt import GPT
 from course_lib.train.phases import Phases
 
@@ -42,9 +42,8 @@ class Replicas(Trainee):
             self.model.take_optimizer(self.optimizer)
 
     def update(self, window: Sequence[Batch]) -> Made:
-        counts = [count_of(batch) for batch in window]
-        share = accumulate(self.model, window, self._loss_of, counts=counts, every=self._every,
-                           phases=self._phases if self.knows_compute else None)
+        share = accumulate(self.model, window, self._loss_of, counts=[terms(batch) for batch in window],
+                           every=self._every, phases=self._phases if self.knows_compute else None)
         if self.options.sequence_parallel:
             tensor.finish_replicated_gradients(self.model.module)
         norm = self._norm()
@@ -58,12 +57,9 @@ class Replicas(Trainee):
             return global_norm(self.model.shards(), shards=self.model.group)
         return global_norm(self.params.values()) if self.mesh.shards is None else tensor.global_norm(self.model.module)
 
-    def clip(self, norm: torch.Tensor) -> None:
-        if isinstance(self.model, Sharded):
-            if self.options.max_norm:
-                self.model.clip_grad_norm(self.options.max_norm)
-        else:
-            super().clip(norm)
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return super().groups + (self.model.outer.param_groups if isinstance(self.model, DiLoCo) else [])
 
     def settle(self) -> None:
         if isinstance(self.model, LocalSGD) and self.model.local_steps:

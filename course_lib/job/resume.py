@@ -31,11 +31,10 @@ class Saved:
         """Hyper-parameters stay those that were asked for now."""
         if not self.step:
             return
-        groups = [{key: value for key, value in group.items() if key != "params"}
-                  for group in trainee.optimizer.param_groups]
+        asked = [{key: value for key, value in group.items() if key != "params"} for group in trainee.groups]
         trainee.load(self.cell, self.own)
-        for group, asked in zip(trainee.optimizer.param_groups, groups):
-            group.update(asked)
+        for group, values in zip(trainee.groups, asked):
+            group.update(values)
         if self.own:
             load_random_state(self.own["random"])
 
@@ -47,8 +46,8 @@ class Keeper:
     generators and what else belongs to it alone. `data` is the digest of what is learnt.
     """
 
-    def __init__(self, options: Options, mesh: Mesh, control: Control, data: str, device: torch.device) -> None:
-        self._options, self._mesh, self._control, self._device = options, mesh, control, device
+    def __init__(self, options: Options, mesh: Mesh, control: Control, data: str) -> None:
+        self._options, self._mesh, self._control = options, mesh, control
         self._identity = {**options.identity(), "--data": data}
         self._rank = dist.get_rank()
 
@@ -74,8 +73,8 @@ class Keeper:
             raise JobError(f"{folder} was written by {manifest['ranks']} ranks and there are {dist.get_world_size()}: "
                            "local updates and compression keep something on every rank; start as many, or choose "
                            "another --out")
-        cell = checkpoint.read(folder, f"{self._mesh.cell}.pt", manifest, self._device)
-        own = checkpoint.read(folder, f"rank-{self._rank}.pt", manifest, torch.device("cpu")) if same_ranks else {}
+        cell = checkpoint.read(folder, f"{self._mesh.cell}.pt", manifest)
+        own = checkpoint.read(folder, f"rank-{self._rank}.pt", manifest) if same_ranks else {}
         return Saved(step, cell, own)
 
     def save(self, trainee: Trainee, step: int) -> None:

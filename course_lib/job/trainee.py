@@ -36,6 +36,11 @@ class Trainee(ABC):
     def __init__(self, options: Options, mesh: Mesh) -> None:
         self.options, self.mesh = options, mesh
 
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """All parameter groups, with the hyper-parameters that were asked for."""
+        return self.optimizer.param_groups
+
     @abstractmethod
     def update(self, window: Sequence[Batch]) -> Made:
         """Forward, backward, synchronisation, clipping, step. Collective call."""
@@ -67,11 +72,14 @@ class Trainee(ABC):
         """The whole model's state dict, the same on every rank. Collective call."""
 
     def clip(self, norm: torch.Tensor) -> None:
-        """Scale the gradients of `params` to the asked norm, as `train.clip.clip_grad_norm` does."""
-        if self.options.max_norm and norm > self.options.max_norm and bool(torch.isfinite(norm)):
-            for p in self.params.values():
-                if p.grad is not None:
-                    p.grad.mul_(self.options.max_norm / norm)
+        """Scale what the optimizer steps on to the asked norm, as `train.clip.clip_grad_norm` does, but without a host
+        that waits for the norm."""
+        if not self.options.max_norm:
+            return
+        factor = torch.where((norm > self.options.max_norm) & norm.isfinite(), self.options.max_norm / norm, 1.0)
+        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
+            if p.grad is not None:
+                p.grad.mul_(factor)
 
 
 def norm_of(model: nn.Module, leave_out: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -38,8 +38,9 @@ class Replicas:
         params = self._parts[stage, bucket]
         if not params:
             return
-        has = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype, device=params[0].device)
-        flat = torch.cat([*(p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in params), has])
+        # Filled on the device: for a copy from its own memory the host would wait until backward is done.
+        has = [p.new_full((1,), p.grad is not None) for p in params]
+        flat = torch.cat([*(p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in params), *has])
         with record.tag(bucket):
             work = dist.all_reduce(flat, group=self.group, async_op=True)
         self._travelling.append(((stage, bucket), flat, work))
@@ -54,8 +55,10 @@ class Replicas:
             work.wait()
             params = self._parts[key]
             *sums, has = flat.split([*(p.numel() for p in params), len(params)])
-            for p, total, someone in zip(params, sums, has.tolist()):
-                if someone:
+            # Only a rank that has none need ask whether another has one: to ask, the host waits for the device.
+            someone = has.tolist() if any(p.grad is None for p in params) else [1.0] * len(params)
+            for p, total, there in zip(params, sums, someone):
+                if there:
                     p.grad = total.view_as(p)
         self._travelling = rest
 

@@ -17,7 +17,6 @@ from course_lib.job import checkpoint
 from course_lib.job.metrics import Metrics, rows
 from course_lib.job.together import JobError
 
-CPU = torch.device("cpu")
 NAMES = ("rank-0.pt", "stage-0-shard-0.pt")
 
 
@@ -30,7 +29,7 @@ def save(out: Path, step: int, keep: int = 2) -> None:
 def read(out: Path, step: int) -> set[float]:
     folder = checkpoint.folder_of(out, step)
     manifest = checkpoint.manifest_of(folder)
-    return {float(v) for name in NAMES for v in checkpoint.read(folder, name, manifest, CPU)["x"]}
+    return {float(v) for name in NAMES for v in checkpoint.read(folder, name, manifest)["x"]}
 
 
 def killed_at(operation: int, out: Path) -> bool:

@@ -16,10 +16,10 @@ import pytest
 from course_lib.job.metrics import rows
 from course_lib.job.options import Options
 from course_lib.job.together import JobError, together
-from course_lib.launch import run
+from course_lib.launch import RankFailed, run
 from course_lib.train import __main__ as command
 from course_lib.train.control import Control
-from tests.job.runs import same_bits, several
+from tests.job.runs import options, same_bits, several
 
 REFUSED = {  # arguments, and what the sentence must name
     "--strategy zero9": "zero9", "--pp 3": "multiple of 3", "--dp 3": "start 3", "--tp 2 --pp 2": "multiple of 4",
@@ -82,6 +82,14 @@ def odd_one_out() -> str:
 
 def test_what_fails_on_one_rank_fails_on_all_with_its_name() -> None:
     assert run(odd_one_out, ranks=2, fabric="loopback") == ["rank 1: the disk is full"] * 2
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RankFailed) as failed:
+        run(several, [options(tmp_path)], ranks=2, fabric="loopback")
+    assert isinstance(failed.value.__cause__, JobError)
+    assert re.fullmatch("rank 0: .*Is a directory.*metrics.jsonl'", str(failed.value.__cause__))
 
 
 STEPS, EVERY = 40, 10

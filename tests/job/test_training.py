@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from course_lib.job.options import Options
 from course_lib.launch import run
@@ -43,6 +44,14 @@ def test_every_strategy_ends_where_one_process_does(runs: dict[str, Options]) ->
 @pytest.mark.parametrize("name", [*EXACT, *APART])
 def test_a_run_with_a_pause_is_the_whole_run_to_the_bit(runs: dict[str, Options], name: str) -> None:
     assert not_the_same(runs[name]) == []
+
+
+def test_a_run_goes_on_with_the_rates_that_are_asked_for_then(tmp_path: Path) -> None:
+    one = options(tmp_path, strategy="diloco", local_steps=2, steps=2)
+    run(several, [one, replace(one, steps=4, lr=1e-3, outer_lr=0.2)], ranks=1, fabric="loopback")
+    saved = torch.load(tmp_path / "checkpoints" / "step-00000004" / "rank-0.pt", weights_only=True)
+    inner, outer = saved["optimizer"]["groups"], saved["round"]["outer"]["param_groups"]
+    assert (inner[0]["lr"], outer[0]["lr"]) == (1e-3, 0.2)
 
 
 MORE = [{"recompute": True}, {"untied": True, "strategy": "zero3"}, {"compress": "bf16"}, {"compress": "topk"},
