@@ -41,9 +41,10 @@ class Compressor(ABC):
         model = wrap("bucketed", model, comm_hook=hook, hook_state=state)        # or "ddp"
 
     What is kept by parameter (residuals, velocity, warm start) changes only when every bucket of a backward pass
-    has arrived with finite numbers. A gradient that is not finite ends the backward with `NonFiniteGradient` on every
-    rank, or, with `on_nonfinite="nan"`, becomes NaN in its whole bucket on every rank, so that a gradient scaler skips
-    the update everywhere. Raises `ValueError` where the ranks were given different settings or models.
+    has arrived with finite numbers, and not by one whose window `Bucketed` drops. A gradient that is not finite ends
+    the backward with `NonFiniteGradient` on every rank, or, with `on_nonfinite="nan"`, becomes NaN in its whole bucket
+    on every rank, so that a gradient scaler skips the update everywhere. Raises `ValueError` where the ranks were given
+    different settings or models.
     """
 
     scheme = ""
@@ -72,7 +73,7 @@ class Compressor(ABC):
         self.updates = 0
         """Backward passes that were sent in full."""
         self._lock = threading.Lock()
-        self._flying, self._index, self._last, self._spoilt = 0, -1, False, False
+        self._flying, self._index, self._last, self._spoilt, self._committed = 0, -1, False, False, False
         self._agree()
         self._second = second(self.group) if self.has_second_phase else None
 
@@ -149,6 +150,7 @@ class Compressor(ABC):
             if bucket.index() <= self._index:  # the last backward never came to its end, and its window was dropped
                 self._forget()
             self._flying += 1
+            self._committed = False
             self._index, self._last = bucket.index(), bucket.is_last()
 
     def _leave(self, finite: bool) -> None:
@@ -159,8 +161,19 @@ class Compressor(ABC):
                 return
             if not self._spoilt:
                 self.updates += 1
+                self._committed = True
                 for memory in self.memories.values():
                     memory.commit()
+            self._forget()
+
+    def take_back(self) -> None:
+        """The last backward pass never was: `Bucketed` drops its window, and what was not sent of it must not come
+        later. Nothing of it is on its way any more."""
+        with self._lock:
+            self.updates -= self._committed
+            for memory in self.memories.values() if self._committed else ():
+                memory.take_back()
+            self._committed = False
             self._forget()
 
     def _forget(self) -> None:
@@ -221,7 +234,7 @@ class Compressor(ABC):
         refuse_other(type(self).__name__, state, self._whose())
         for key, memory in self.memories.items():
             memory.load_state_dict(state["memories"][key])
-        self.updates = state["updates"]
+        self.updates, self._committed = state["updates"], False
         self._forget()
 
     def _whose(self) -> dict[str, Any]:

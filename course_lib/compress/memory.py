@@ -24,6 +24,7 @@ class Memory:
         self._flat: dict[Names, torch.Tensor] = {}
         self._next: dict[Names, torch.Tensor] = {}
         self._spare: dict[Names, torch.Tensor] = {}
+        self._before: dict[Names, torch.Tensor] = {}
         self._still: set[str] = set()
 
     def read(self, names: Names, like: torch.Tensor) -> torch.Tensor:
@@ -38,6 +39,7 @@ class Memory:
     def write(self, names: Names, like: torch.Tensor) -> torch.Tensor:
         """An uninitialised tensor for the values these parameters have after `commit()`."""
         current = self.read(names, like)
+        self._before.clear()
         spare = self._spare.pop(names, None)
         self._next[names] = torch.empty_like(current) if spare is None else spare
         return self._next[names]
@@ -52,10 +54,17 @@ class Memory:
             for name, piece in zip(names, self._pieces(names, flat)) if self._still else ():
                 if name in self._still:
                     piece.copy_(self._kept[name])
-            self._spare[names] = self._flat[names]
+            self._spare[names] = self._before[names] = self._flat[names]
             self._keep(names, flat)
         self._next.clear()
         self._still.clear()
+
+    def take_back(self) -> None:
+        """The last commit never was, if nothing was written since."""
+        for names, flat in self._before.items():
+            self._spare[names] = self._flat[names]
+            self._keep(names, flat)
+        self._before.clear()
 
     def discard(self) -> None:
         """What was written since the last commit never was."""
@@ -67,7 +76,7 @@ class Memory:
         return {name: value.clone() for name, value in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._flat, self._next, self._spare, self._still = {}, {}, {}, set()
+        self._flat, self._next, self._spare, self._before, self._still = {}, {}, {}, {}, set()
         self._kept = {name: value.clone() for name, value in state.items()}
 
     def _keep(self, names: Names, flat: torch.Tensor) -> None:

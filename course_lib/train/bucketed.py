@@ -30,9 +30,9 @@ class Bucketed(Strategy):
     an unused parameter is a `SynchronizationError` that names it.
 
     `comm_hook(hook_state, bucket)` has the signature of DDP's and returns a future of the final flat
-    gradient, divided or not as the hook likes. With `gradient_as_bucket_view=False`, `.grad` stays apart
-    from the buckets and is copied in and out. Raises `ValueError` on sizes, plans and combinations that
-    cannot be.
+    gradient, divided or not as the hook likes; `hook_state.take_back()`, if there is one, is called when what was
+    sent last is dropped. With `gradient_as_bucket_view=False`, `.grad` stays apart from the buckets and is copied in
+    and out. Raises `ValueError` on sizes, plans and combinations that cannot be.
     """
 
     def __init__(self, module: nn.Module, bucket_mb: float = 25.0, first_bucket_mb: float | None = 1.0,
@@ -158,3 +158,6 @@ class Bucketed(Strategy):
         if self._counted:
             self._sent = self.group.issued
         self.reducer.wait()
+        take_back = getattr(self.reducer.hook_state, "take_back", None)
+        if take_back is not None and any(bucket.bytes for bucket in self.reducer.buckets[:launched]):
+            take_back()

@@ -13,6 +13,8 @@ from course_lib.compress import SCHEMES, NonFiniteGradient, OneBit, PowerSGD, To
 from course_lib.launch import RankFailed, run
 from course_lib.train import wrap
 from tests.compress.given import OPTIONS, SHAPES, Given, gradient, train, wrapped_with
+from tests.train.on_ranks import backward, grads, same
+from tests.train.trainer import Bomb, Mined, error_of, odd_one
 
 STATES = {"onebit": OneBit, "topk": lambda m, **o: TopK(m, k=0.1, momentum=0.5, warm_up=3, **o),
           "powersgd": lambda m, **o: PowerSGD(m, rank=2, **o)}
@@ -193,6 +195,37 @@ def test_what_is_owed_to_a_parameter_that_is_not_used_is_not_lost(kind) -> None:
                 left = left + torch.cat([r[name][3][n] for r in (first, second)])
             torch.testing.assert_close(delivered + left.view(given.shape), given, rtol=1e-4, atol=1e-3,
                                        msg=lambda m, where=f"{name}, {n}": f"{where}: {m}")
+
+
+def dropped():
+    """Rank 1's backward raises in window 2, when some of its buckets are on the wire; and a run without that window."""
+    out = {}
+    for name, state_of in STATES.items():
+        ends = []
+        for windows in (range(5), (0, 1, 3, 4)):
+            torch.manual_seed(0)
+            model = Mined()
+            state = state_of(model)
+            wrapped, said = wrapped_with(state, model), []
+            for i in windows:
+                wrapped.zero_grad()
+                Bomb.armed = i == 2 and odd_one()
+                said.append(error_of(lambda i=i, wrapped=wrapped: window(wrapped, i)))
+                Bomb.armed = False
+            ends.append((grads(wrapped), state.state_dict()))
+        out[name] = list(map(bool, said)), same(ends[0][0], ends[1][0]), equal(ends[0][1], ends[1][1])
+    return out
+
+
+def window(wrapped, i: int) -> None:
+    backward(wrapped, i)
+    wrapped.finish_gradient_synchronization()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_window_that_is_dropped_leaves_nothing_to_be_sent_later() -> None:
+    for got in run(dropped, ranks=2, fabric="loopback"):
+        assert got == dict.fromkeys(STATES, ([False] * 4, True, True))
 
 
 def different_settings():
