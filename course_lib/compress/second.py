@@ -36,7 +36,8 @@ class Second:
         else:
             self.group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
         if isinstance(self.group, Wire):
-            self.group.queue = "second phase"
+            # its own also beside other second groups: each has a thread, and their order is another on every rank
+            self.group.queue = f"second phase in {self.group.getGroupName()}"
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_run, args=(self._tasks,), name="second phase", daemon=True)
         self._thread.start()

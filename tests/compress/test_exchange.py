@@ -234,6 +234,32 @@ def test_second_phases_keep_their_order_when_ranks_are_out_of_step(fabric, plain
     assert first == second
 
 
+def two_groups():
+    """Two models in one backward: one reduced by a pair of ranks, one by all."""
+    rank = dist.get_rank()
+    pair, out = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2], {}
+    for name, state_of in {"onebit": OneBit, "powersgd": PowerSGD}.items():
+        inside, whole = Given(), Given()
+        models = [wrapped_with(state_of(inside, process_group=pair), inside, process_group=pair),
+                  wrapped_with(state_of(whole), whole)]
+        for update in range(5):
+            grads = gradient(rank, update)
+            sum(model(grads) for model in models).backward()
+            for model in models:
+                model.finish_gradient_synchronization()
+            out[name] = [float(m.wide.grad.norm()) for m in (inside, whole)]
+            for model in models:
+                model.zero_grad()
+    return out
+
+
+def test_second_phases_of_two_groups_do_not_wait_for_each_other_in_a_circle() -> None:
+    first, second, third, fourth = run(two_groups, ranks=4, fabric="loopback", timeout_s=30)
+    for name in first:
+        assert first[name] == second[name] and third[name] == fourth[name]
+        assert first[name][0] != third[name][0] and first[name][1] == third[name][1]
+
+
 def counted():
     out = {}
     for scheme, options in OPTIONS.items():
