@@ -358,10 +358,10 @@ lines({name: lap.points() for name, lap in laps["fast"].items()}, x="seconds of 
       provenance="measured (cpu), real ranks and wire, real text")
 
 # %% [markdown] id="race-why"
-# On the slow wire every scheme that sends less makes more updates than float32 in the same time. On the fast wire they
-# make no more of them, or fewer: the bytes were hidden already, and the host pays for compressing. Where a curve is
-# lower there all the same, it is not the wire: the scheme has learnt more by the same update. The first dozens of
-# updates say little about the last.
+# On the slow wire every scheme that sends less makes more updates than float32 in the same time. On the fast wire fp16
+# may still make a few more; the others make as many, or fewer: most bytes were hidden already, and the host pays for
+# compressing. Where their curve is lower there all the same, it is not the wire: the scheme has learnt more by the same
+# update. The first dozens of updates say little about the last.
 #
 # All curves here use SGD without momentum. A scheme that sends a part of the gradient late changes what an optimizer
 # with momentum or Adam sees. Each has its own remedy: top-k accumulates the momentum *before* it chooses (Deep Gradient
@@ -518,8 +518,8 @@ for bucket_mb, limit_s in ((25, 30), (0.3, 1 if quick else 3)):
 #   so `start_powerSGD_iter` must be 2 or more there. Its state goes into the checkpoint, one a rank.
 # - **On another number of ranks** there is no residual to load: whose would it be? The library's schemes refuse such a
 #   state; start without one, and say so in the log.
-# - **Residuals cost memory**: one float32 for each parameter, as much as the weights. 1-bit in two phases keeps a
-#   second one, for the part a rank owns.
+# - **Residuals cost memory**: one float32 for each parameter, as much as the weights. The library keeps each twice, so
+#   that a skipped update changes none. 1-bit in two phases has a second one, for the part a rank owns.
 # - **Compress first, overlap second?** The other way round. What hides under backward costs nothing; look at exposed
 #   milliseconds before you give away accuracy.
 #
