@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from course_lib.lab.errors import LabError
 from course_lib.link_cost import LinkCost
 from course_lib.simulate.buckets import GradientProfile, Prediction, predict, uniform_plan
 
@@ -42,16 +41,13 @@ def predicted(profile: GradientProfile, gbit: float, cost: Cost, *, a_s: float =
     return predict(slowed, link, uniform_plan(slowed, bucket_bytes))
 
 
-def pays_below(profile: GradientProfile, cost: Cost, plain: Cost, *, a_s: float = 0.0, bucket_bytes: float = 2**20,
-               least: float = 1.0) -> float:  # fmt: skip
-    """The link speed in Gbit/s below which the step with `cost` is more than `least` times as fast as the one with
-    `plain`; 0 where it never is, infinite where it always is. Searched from 1 Mbit/s to 1 Tbit/s."""
-    if least < 1:
-        raise LabError(f"pays_below: least={least}; give a factor of 1 or more.")
-
+def pays_below(profile: GradientProfile, cost: Cost, plain: Cost, *, a_s: float = 0.0,
+               bucket_bytes: float = 2**20) -> float:  # fmt: skip
+    """The link speed in Gbit/s below which the step with `cost` is shorter than the one with `plain`; 0 where it never
+    is, infinite where it always is. Searched from 1 Mbit/s to 1 Tbit/s."""
     def wins(gbit: float) -> bool:
         times = [predicted(profile, gbit, one, a_s=a_s, bucket_bytes=bucket_bytes).step_s for one in (plain, cost)]
-        return times[0] > least * times[1]
+        return times[0] > times[1]
 
     low, high = 1e-3, 1e3
     if not wins(low):

@@ -7,7 +7,6 @@ of the machine hits all of them alike.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +43,6 @@ class Lap:
         """Median seconds of an update."""
         import statistics
         return statistics.median(b - a for a, b in zip((0.0, *self.seconds), self.seconds))
-
-    def at(self, seconds: float) -> float:
-        """The loss that was last seen by then."""
-        return self.losses[max(0, bisect_right([s for s, _ in self.points()], seconds) - 1)]
 
     def reaches(self, loss: float) -> float:
         """Seconds until the loss was first seen at or below `loss`; infinite if it never was."""
