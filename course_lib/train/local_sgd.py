@@ -73,10 +73,12 @@ class LocalSGD(Strategy):
 
     def average(self) -> None:
         """End the round now, full or not: on return all ranks hold the same parameters. Collective call; at the end
-        of training, and before an evaluation or a checkpoint that is to be the same on all ranks."""
+        of training, and before an evaluation or a checkpoint that is to be the same on all ranks. Where no step was
+        made since the last round, they do already."""
         self._compare()
-        self._combine()
-        self.rounds += 1
+        if self.local_steps:
+            self._combine()
+            self.rounds += 1
         self.local_steps = self.local_windows = 0
 
     # inside

@@ -221,6 +221,21 @@ def test_average_ends_a_round_early(got) -> None:
 
 
 @on_ranks
+def nothing_to_average():
+    """An outer momentum would move the parameters without a step."""
+    model, optimizer = local(DiLoCo, every=2)
+    for i in range(2):
+        update(model, optimizer, i)
+    before = parameters(model)
+    model.average()
+    return torch.equal(before, parameters(model)), model.rounds
+
+
+def test_a_round_without_a_step_is_none(got) -> None:
+    assert got(nothing_to_average) == [(True, 1)] * 2
+
+
+@on_ranks
 def the_outer_step_goes_the_way_the_ranks_went():
     """With momentum 0 and a step of 0.5, the parameters end half way between where they were and the ranks' mean."""
     model, optimizer = local(DiLoCo, every=3, outer_lr=0.5, outer_momentum=0.0)
