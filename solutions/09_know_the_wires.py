@@ -102,8 +102,8 @@ print(f"a ring, by α and β: {flat_ring(baseline.nodes).cost(tensor_mb * MB) * 
 
 # %% [markdown] id="ring-text"
 # Most of that time is the uplink's. To see where it goes, build the ring yourself. (Where the kernel shapes the wire, α
-# between the nodes is near 0 although a millisecond was asked for: after a pause the wire sends up to 72 kB at once, and
-# at this rate that makes up for a latency of 6 ms.)
+# between the nodes is near 0 although a millisecond was asked for: after a pause the wire sends up to 72 kB at once,
+# and at this rate that makes up for a latency of 6 ms.)
 #
 # ## Exercise 9.1 · the ring (12 min)
 #
