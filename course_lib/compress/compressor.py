@@ -7,9 +7,9 @@ there, and leaves the mean gradient in the bucket's buffer. Who resumes it, and 
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from course_lib import record
 from course_lib.compress.memory import Memory, Names
 from course_lib.compress.saved import refuse_other
 from course_lib.compress.second import second
+from course_lib.compress.window import Window
 from course_lib.launch.wire import Wire
 from course_lib.train.bucket import Bucket
 from course_lib.train.control import Control, ranks_text
@@ -70,10 +71,9 @@ class Compressor(ABC):
         """As the values lie in a bucket: the shape, with its dimensions in their order in memory."""
         self._name_of = {id(p): n for n, p in trainable.items()}
         self.memories: dict[str, Memory] = {}
-        self.updates = 0
-        """Backward passes that were sent in full."""
-        self._lock = threading.Lock()
-        self._flying, self._index, self._last, self._spoilt, self._committed = 0, -1, False, False, False
+        self._window = Window(self.memories)
+        self._finite: dict[int, torch.Tensor] = {}
+        """By bucket on its way over NCCL: whether its numbers are, on the GPU."""
         self._agree()
         self._second = second(self.group) if self.has_second_phase else None
 
@@ -84,14 +84,14 @@ class Compressor(ABC):
 
     def reduce(self, bucket: Bucket) -> Future:
         """What the hook does: a future of the bucket's buffer, in which the mean gradient then lies."""
-        self._enter(bucket)
+        self._window.enter(bucket)
         steps = self.phases(bucket)
         if self._on_stream(bucket):
             return self._reduce_on_stream(steps, bucket)
         try:
             first = next(steps)
         except Exception:
-            self._leave(False)
+            self._window.leave(False)
             raise
         if self._second is None:
             return first.get_future().then(lambda done: self._finish(steps, bucket, done.value))
@@ -115,17 +115,38 @@ class Compressor(ABC):
 
     def _reduce_on_stream(self, steps: Phases, bucket: Bucket) -> Future:
         """NCCL: both phases are issued by the hook on one group, so their order is that of the buckets everywhere.
-        To wait for one is to let a side stream wait. Only the test for finite numbers holds the host up."""
+        To wait for one is to let a side stream wait, and the host goes on with the backward pass."""
         device = bucket.buffer().device
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
         future: Future = Future(devices=[device])
-        with torch.cuda.stream(side):
+        with _beside(device):
             def all_phases() -> None:
                 for work in steps:
                     work.wait()
-            future.set_result(self._finish(steps, bucket, all_phases))
+            flat = self._finish(steps, bucket, all_phases)
+            if (finite := self._finite.pop(bucket.index(), None)) is not None:
+                flat.masked_fill_(~finite, float("nan"))
+            future.set_result(flat)
         return future
+
+    def demand_finite(self, bucket: Bucket, numbers: torch.Tensor, error: Callable[[], NonFiniteGradient]) -> None:
+        """For schemes, between phases: `numbers` are the same on every rank. Raises `error()` if one of them is not
+        finite. On a GPU the host does not wait to hear it: the bucket becomes NaN there, and the error is raised when
+        the backward pass has issued everything; with `on_nonfinite="nan"` the host looks before the next one."""
+        finite = torch.isfinite(numbers).all()
+        if not self._on_stream(bucket):
+            if not finite:
+                raise error()
+            return
+        self._finite[bucket.index()] = finite
+        if self._window.doubt(_answer(finite), error) and self.on_nonfinite == "raise":
+            try:
+                torch.autograd.Variable._execution_engine.queue_callback(self._judge)
+            except RuntimeError:  # no backward pass is under way, whose end could be awaited
+                self._judge()
+
+    def _judge(self) -> None:
+        if error := self._window.judge():
+            raise error
 
     def _finish(self, steps: Phases, bucket: Bucket, wait: Any) -> torch.Tensor:
         """Take the last step of a bucket, and of a backward pass if no other bucket of it is on its way."""
@@ -140,46 +161,18 @@ class Compressor(ABC):
                 raise
             bucket.buffer().fill_(float("nan"))
         finally:
-            self._leave(finite)
+            self._window.leave(finite)
         return bucket.buffer()
 
-    # a backward pass: from its first bucket until all of its buckets have arrived
-
-    def _enter(self, bucket: Bucket) -> None:
-        with self._lock:
-            if bucket.index() <= self._index:  # the last backward never came to its end, and its window was dropped
-                self._forget()
-            self._flying += 1
-            self._committed = False
-            self._index, self._last = bucket.index(), bucket.is_last()
-
-    def _leave(self, finite: bool) -> None:
-        with self._lock:
-            self._flying -= 1
-            self._spoilt |= not finite
-            if self._flying or not self._last:
-                return
-            if not self._spoilt:
-                self.updates += 1
-                self._committed = True
-                for memory in self.memories.values():
-                    memory.commit()
-            self._forget()
+    @property
+    def updates(self) -> int:
+        """Backward passes that were sent in full."""
+        return self._window.updates
 
     def take_back(self) -> None:
         """The last backward pass never was: `Bucketed` drops its window, and what was not sent of it must not come
         later. Nothing of it is on its way any more."""
-        with self._lock:
-            self.updates -= self._committed
-            for memory in self.memories.values() if self._committed else ():
-                memory.take_back()
-            self._committed = False
-            self._forget()
-
-    def _forget(self) -> None:
-        for memory in self.memories.values():
-            memory.discard()
-        self._index, self._last, self._spoilt = -1, False, False
+        self._window.take_back()
 
     # for schemes
 
@@ -201,16 +194,17 @@ class Compressor(ABC):
         """Gradient plus residual, 1-D, in float32 at least. With error feedback it lies in the residual's next
         value: subtract from it what is sent. Without, it is the caller's to change.
 
-        Of a parameter whose gradient is zero here, as that of an unused one is, it is zero, and what is kept of it
-        stays: where no rank uses it, both reducers leave its `.grad` alone, and what was sent would be lost."""
+        Of a parameter that this rank did not use it is zero, and what is kept of it stays: where no rank uses it, both
+        reducers leave its `.grad` alone, and what was sent would be lost."""
         flat = bucket.buffer() if gradient is None else gradient
         wide = flat.to(torch.promote_types(flat.dtype, torch.float32))
         if "residual" not in self.memories:
             return wide.clone()
         names, residual = self.names(bucket), self.memories["residual"]
         total = torch.add(wide, residual.read(names, wide), out=residual.write(names, wide))
-        for name, piece, mine in zip(names, *(x.split(self.sizes(bucket)) for x in (total, bucket.buffer()))):
-            if _is_zero(mine):
+        pieces = (x.split(self.sizes(bucket)) for x in (total, bucket.buffer()))
+        for name, param, piece, mine in zip(names, bucket.parameters(), *pieces):
+            if param.grad is None and not mine[:1].any() and not mine.any():
                 piece.zero_()
                 for kept in ("residual", "velocity"):
                     if kept in self.memories:
@@ -225,6 +219,7 @@ class Compressor(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on as if it had not stopped. Save one a rank: residuals differ."""
+        self._window.judge()
         return {**self._whose(), "updates": self.updates,
                 "memories": {n: m.state_dict() for n, m in self.memories.items()}}
 
@@ -234,8 +229,7 @@ class Compressor(ABC):
         refuse_other(type(self).__name__, state, self._whose())
         for key, memory in self.memories.items():
             memory.load_state_dict(state["memories"][key])
-        self.updates, self._committed = state["updates"], False
-        self._forget()
+        self._window.restart(state["updates"])
 
     def _whose(self) -> dict[str, Any]:
         """What a state must have in common with this to be its own."""
@@ -274,9 +268,27 @@ def _numel(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
 
 
-def _is_zero(x: torch.Tensor) -> bool:
-    """The first entry of nearly every gradient says no."""
-    return x.numel() > 0 and not x[0] and not x.any()
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """On a stream of its own, after all that the current one was given so far."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield
+
+
+def _answer(finite: torch.Tensor) -> Callable[[], bool]:
+    """Waits until the current stream has come to here, and reads."""
+    if not finite.is_cuda:
+        return lambda: bool(finite)
+    here = torch.cuda.Event()
+    here.record()
+
+    def answer() -> bool:
+        here.synchronize()
+        return bool(finite)
+
+    return answer
 
 
 def _raise(error: Exception | None) -> None:

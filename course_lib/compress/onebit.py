@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -109,10 +109,10 @@ class OneBit(Compressor):
         yield dist.all_to_all_single(received, rows, group=self.group, async_op=True)
 
         scales, signs = _columns(received, parts)
-        if not torch.isfinite(scales).all():
-            raise self._not_finite(bucket, scales)
-        mean = self._mean(bucket, sizes, scales.T / self.size, signs)
-        row = _rows(mean.split([self._owned(size) for size in sizes]), parts, 1).view(-1)
+        self.demand_finite(bucket, scales, partial(self._not_finite, bucket, scales))
+        owned = [self._owned(size) for size in sizes]
+        mean = self._mean(bucket, owned, scales.T / self.size, signs)
+        row = self._second_row(bucket, parts, mean.split(owned), scales.T).view(-1)
         gathered = row.new_empty(self.size, len(row))
         yield dist.all_gather(list(gathered), row, group=self.second_group(bucket), async_op=True)
 
@@ -124,28 +124,35 @@ class OneBit(Compressor):
             else:
                 out.copy_(units.mul_(scale[:, None]).view(-1)[:len(out)])
 
-    def _mean(self, bucket: Bucket, sizes: Sequence[int], scales: torch.Tensor,
+    def _mean(self, bucket: Bucket, owned: Sequence[int], scales: torch.Tensor,
               signs: Iterator[torch.Tensor]) -> torch.Tensor:
-        """Mean over ranks of what they sent for the parts this rank owns, with their residual: 1-D, where that
-        residual's next value is to be left. `scales` is (parameters, ranks), already divided by the ranks."""
-        names, feedback = self.names(bucket), "second residual" in self.memories
-        owned = [self._owned(size) for size in sizes]
-        if feedback:
-            memory = self.memories["second residual"]
-            mean, left = memory.write(names, scales), memory.read(names, scales).split(owned)
+        """Mean over ranks of what they sent for the parts this rank owns: 1-D, where the next value of those parts'
+        residual is to be left. `scales` is (parameters, ranks), already divided by the ranks."""
+        if memory := self.memories.get("second residual"):
+            mean = memory.write(self.names(bucket), scales)
         else:
             mean = scales.new_empty(sum(owned))
-        anything = scales.any(1).tolist()
         for i, (out, sign) in enumerate(zip(mean.split(owned), signs)):
             units = unpack(sign, _room(mean, 8 * sign.numel()))[:, :len(out)]
             torch.mul(units[0], scales[i, 0], out=out)
             for rank in range(1, self.size):  # one after the other: see `split`
                 out.addcmul_(units[rank], scales[i, rank])
-            if feedback and anything[i]:
-                out += left[i]
-            elif feedback:  # nobody sent anything: see `compensated`
-                memory.stay(names[i])
         return mean
+
+    def _second_row(self, bucket: Bucket, parts: Sequence[int], means: Sequence[torch.Tensor],
+                    scales: torch.Tensor) -> torch.Tensor:
+        """What travels of `means`, with their residual; leaves its next value there. Where no rank has sent anything of
+        a parameter (see `compensated`) it stays."""
+        if "second residual" not in self.memories:
+            return _rows(means, parts, 1)
+        before = self.memories["second residual"].read(self.names(bucket), scales).split([len(m) for m in means])
+        came = scales.any(1).to(scales.dtype)
+        for mean, left, yes in zip(means, before, came):
+            mean.addcmul_(left, yes)
+        row = _rows(means, parts, 1)
+        for mean, left, no in zip(means, before, 1 - came):
+            mean.addcmul_(left, no)
+        return row
 
     def _not_finite(self, bucket: Bucket, scales: torch.Tensor) -> NonFiniteGradient:
         rank, index = (~torch.isfinite(scales)).nonzero()[0].tolist()

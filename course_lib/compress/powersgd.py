@@ -89,9 +89,8 @@ class PowerSGD(Compressor):
         first = torch.cat([(m @ q).view(-1) for m, q in zip(matrices, self._q(thin, left))] + whole)
         yield dist.all_reduce(first, group=self.group, async_op=True)
 
-        if not torch.isfinite(first).all():
-            raise NonFiniteGradient(f"a gradient of some rank in bucket {bucket.index()} is not finite; the residuals "
-                                    "are as they were")
+        self.demand_finite(bucket, first, lambda: NonFiniteGradient(
+            f"a gradient of some rank in bucket {bucket.index()} is not finite; the residuals are as they were"))
         ps, rest = self._split(thin, first, 0)
         out = dict(zip(names, bucket.buffer().split(sizes)))
         for name, mean in zip((n for n in names if n not in self.factors), _like(whole, rest)):

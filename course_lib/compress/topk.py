@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -87,14 +89,16 @@ class TopK(Compressor):
         yield dist.all_gather(list(gathered), sent, group=self.group, async_op=True)
 
         shares = gathered[:, count:].view(torch.float32)
-        if not torch.isfinite(shares).all():
-            bad = [r for r, share in zip(self.ranks, shares) if not torch.isfinite(share).all()]
-            raise NonFiniteGradient(f"the gradient of {ranks_text(bad)} in bucket {bucket.index()} is not finite; the "
-                                    "residuals are as they were")
+        self.demand_finite(bucket, shares, partial(self._not_finite, bucket, shares))
         flat.zero_()
         # One rank's places are all different, so adding rank by rank gives the same bits everywhere.
         for rank in range(self.size):
             flat.index_add_(0, gathered[rank, :count], shares[rank].div_(self.size).to(flat.dtype))
+
+    def _not_finite(self, bucket: Bucket, shares: torch.Tensor) -> NonFiniteGradient:
+        bad = [r for r, share in zip(self.ranks, shares) if not torch.isfinite(share).all()]
+        return NonFiniteGradient(f"the gradient of {ranks_text(bad)} in bucket {bucket.index()} is not finite; the "
+                                 "residuals are as they were")
 
     def _velocity(self, bucket: Bucket) -> torch.Tensor | None:
         """momentum·velocity + gradient, the velocity's next value; None without momentum correction."""
