@@ -77,14 +77,14 @@ class Row:
             return ("No communication happened, so there was nothing to hide." if self.hidden is None else
                     "Communication took no measurable time, so there was nothing to hide.")
         if self.hidden is None:
-            return (f"Cannot know how much of {_ms(self.comm)} of communication was hidden: no compute was recorded "
-                    "beside it.")
+            return (f"Cannot know how much of {milliseconds(self.comm)} of communication was hidden: no compute was "
+                    "recorded beside it.")
         lane = (f" It runs in the compute lane {self.cannot_overlap!r}, where it cannot overlap."
                 if self.cannot_overlap else "")
         if self.hidden == 0:
-            return f"0 % hidden: all {_ms(self.comm)} of communication were exposed.{lane}"
-        return (f"{self.hidden / self.comm:.0%} of {_ms(self.comm)} of communication were hidden under compute, "
-                f"{_ms(self.exposed)} exposed.{lane}")
+            return f"0 % hidden: all {milliseconds(self.comm)} of communication were exposed.{lane}"
+        return (f"{self.hidden / self.comm:.0%} of {milliseconds(self.comm)} of communication were hidden under "
+                f"compute, {milliseconds(self.exposed)} exposed.{lane}")
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,14 @@ class Report:
         return sum(known) if known else None
 
     @property
+    def at_stake(self) -> int:
+        """What better communication could win: ns exposed, all of it where that cannot be known."""
+        return self.pooled.exposed if self.pooled.exposed is not None else self.pooled.comm or 0
+
+    @property
     def sentence(self) -> str:
-        late = f" Late: rank {', '.join(map(str, self.late))}." if self.late else ""
+        late = (f" Late: rank {', '.join(map(str, self.late))}." if self.late and (self.wait or 0) > 0.1 * self.at_stake
+                else "")
         return self.pooled.sentence + late
 
 
@@ -175,8 +181,9 @@ def report(timeline: Timeline, *, warmup: int = 0) -> Report:
                   collectives, late_overall(collectives), timeline.provenance)
 
 
-def _ms(ns: int) -> str:
-    return f"{ns / 1e6:.3g} ms"
+def milliseconds(ns: float) -> str:
+    """Three digits that count, and never an exponent: 2250 ms."""
+    return np.format_float_positional(ns / 1e6, precision=3, fractional=False, unique=False, trim="-") + " ms"
 
 
 def _cover(spans: Iterable[Span], *kinds: str) -> np.ndarray:

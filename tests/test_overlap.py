@@ -35,7 +35,7 @@ def test_one_step_by_hand():
     assert row.active == 72  # [10,80) and [81,83)
     assert row.overlap == 20 / 50 and row.share == 50 / 85
     assert row.busy == 72 / 85 and row.compute_busy == 40 / 85
-    assert row.sentence == "40% of 5e-05 ms of communication were hidden under compute, 3e-05 ms exposed."
+    assert row.sentence == "40% of 0.00005 ms of communication were hidden under compute, 0.00003 ms exposed."
     assert got.provenance == "simulated"
 
 
@@ -63,7 +63,7 @@ def test_communication_without_recorded_compute_cannot_be_called_exposed():
     row = measure(step(0, 10), work("comm", 1, 5)).pooled
     assert row.comm == 4 and row.span == 10 and row.share == .4
     assert row.compute is row.exposed is row.hidden is row.overlap is row.busy is None
-    assert "Cannot know how much of 4e-06 ms" in row.sentence
+    assert "Cannot know how much of 0.000004 ms" in row.sentence
 
 
 def test_zero_hidden_is_a_measurement():

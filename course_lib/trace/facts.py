@@ -26,7 +26,8 @@ class Facts:
 
     `missing` counts, per step, launches whose kernel was never seen; `overhead` is the profiler's recorded cost in ns
     per step and `operators` the number of operators it recorded; `backward_end` is when a step's backward ended, ns.
-    `described` and `collectives` count communication kernels that the profiler described, and all of them.
+    `described` and `collectives` count communication kernels that the profiler described, and all of them. `parted`:
+    the host moved the bytes, and the run has groups of some of its ranks: whose collective it was is not recorded.
     """
 
     device: str = "unknown"
@@ -37,3 +38,8 @@ class Facts:
     backward_end: dict[int, int] = field(default_factory=dict)
     collectives: int = 0
     described: int = 0
+    parted: bool = False
+
+    @property
+    def on_device(self) -> bool:
+        return self.device in ("cuda", "rocm", "xpu")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+import numpy as np
+
 from course_lib.labels import emulated_work
-from course_lib.timeline import Span
-from course_lib.trace.classify import dispatches, host_communication, wire_transfer
+from course_lib.timeline import Span, union
+from course_lib.trace.classify import dispatches, host_communication, step_number, wire_transfer
 from course_lib.trace.collectives import element_size
 from course_lib.trace.events import Event, Events
 
@@ -47,11 +50,23 @@ def emulated_spans(rank: int, events: Events) -> list[Span]:
 
 
 def cpu_spans(rank: int, events: Events, rule: CpuRule) -> list[Span]:
-    """Compute on the CPU, by operators, on every thread that moves no bytes."""
-    moving = {e.thread for e in (*events.annotations, *events.operators)
-              if host_communication(e.name) or wire_transfer(e.name)}
-    mine = sorted((e for e in events.operators if e.thread not in moving),
-                  key=lambda e: (str(e.thread), e.start, -e.stop))
+    """Compute on the CPU, by operators, on every thread that moves no bytes; on one that also runs the steps (a
+    pipeline receives there), while it moves none."""
+    labels = (*events.annotations, *events.operators)
+    moving: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    for e in labels:
+        if host_communication(e.name) or wire_transfer(e.name):
+            moving[e.thread].append((e.start, e.stop))
+    steps = {e.thread for e in labels if step_number(e.name) is not None} & set(moving)
+    busy = {thread: union(moving[thread]) for thread in steps}
+
+    def computes(e: Event) -> bool:
+        if e.thread not in busy:
+            return e.thread not in moving
+        k = int(np.searchsorted(busy[e.thread][:, 0], e.start, "right"))
+        return not k or e.start >= busy[e.thread][k - 1, 1]
+
+    mine = sorted(filter(computes, events.operators), key=lambda e: (str(e.thread), e.start, -e.stop))
     chosen = _leaves(mine) if rule == "leaf" else _outer(mine)
     return [Span(rank, "compute", "compute", e.name, e.start, e.stop) for e in chosen if not dispatches(e.name)]
 

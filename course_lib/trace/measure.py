@@ -24,7 +24,8 @@ class Measured(Report):
 def measure(trace: Trace, step: int | None = None) -> Measured:
     """Every rank and step, or one step only. Raises `TraceError` if the trace has no such step.
 
-    Where the host computes, a step ends with the host's step and not with its last operator.
+    Where the host computes, a step ends with the host's step and not with its last operator. Where it also moves bytes
+    in groups of some ranks, which no span names, collectives are not matched over ranks: what waits cannot be known.
     """
     timeline = trace.timeline
     if step is not None:
@@ -36,6 +37,9 @@ def measure(trace: Trace, step: int | None = None) -> Measured:
         having = {s.rank for s in timeline.spans if s.kind == "step"}
         timeline = replace(timeline, spans=tuple(s for s in timeline.spans if s.rank in having))
     found = Measured(**vars(report(timeline)), timeline=timeline)
+    if any(r.facts.parted for r in trace.ranks):
+        alone = tuple(replace(c, wait=None, transfer=None, late=()) for c in found.collectives)
+        found = replace(found, collectives=alone, late=())
     hosts = {r.rank for r in trace.ranks if r.facts.device == "cpu"}
     windows = {(s.rank, s.step): s.stop - s.start for s in timeline if s.kind == "step" and s.rank in hosts}
     if not windows:

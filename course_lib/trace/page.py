@@ -24,11 +24,13 @@ _PAGE = """<!DOCTYPE html>
   content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <title>{title}</title>
 <style>
+:root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 1.5em auto; max-width: 1100px; padding: 0 1em; }}
-img {{ max-width: 100%; display: block; margin: 1em 0; }}
+img {{ max-width: 100%; display: block; margin: 1em 0; background: #fff; border-radius: 4px; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-td, th {{ text-align: right; padding: .15em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }}
+td, th {{ text-align: right; padding: .15em .7em; border-bottom: 1px solid #8886; white-space: nowrap; }}
 .wide {{ overflow-x: auto; }}
+@media (max-width: 1000px) {{ table {{ font-size: 12px; }} td, th {{ padding: .15em .35em; }} }}
 </style>
 </head>
 <body>

@@ -116,6 +116,7 @@ def _rank(document: Document, rank: int, notes: tuple[Note, ...], cpu: CpuRule |
     facts = Facts(_device(document, events), overhead=_overhead(events.overhead, steps),
                   operators=_count(events.operators, steps), backward_end=_ends(during, steps))
     wire = wire_spans(rank, events)
+    facts = replace(facts, parted=bool(wire) and _parted(document))
     if events.device:
         work, launched, (described, comm), more = device_spans(rank, events, steps, during)
         spans += work
@@ -166,6 +167,13 @@ def _device(document: Document, events: Events) -> str:
 
 def _ranks(document: Document) -> int | None:
     return whole(document.distributed.get("world_size"))
+
+
+def _parted(document: Document) -> bool:
+    """Whether some of the ranks, but more than one, have a group of their own."""
+    groups, size = document.distributed.get("pg_config"), _ranks(document)
+    sizes = [whole(g.get("pg_size")) for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
+    return size is not None and any(n is not None and 1 < n < size for n in sizes)
 
 
 def _nothing(document: Document, events: Events) -> Note:

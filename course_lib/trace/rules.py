@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from course_lib.overlap import Report
+from course_lib.overlap import milliseconds as _ms
 from course_lib.timeline import Span, intersect, length, subtract, union
 from course_lib.trace.classify import collective
 from course_lib.trace.facts import Launched
@@ -22,7 +24,9 @@ ENVIRONMENT = ("CUDA_DEVICE_MAX_CONNECTIONS=1", "TORCH_NCCL_ENABLE_TIMING=1", "T
 OPERATOR_NS = 4_000
 """What the profiler adds to one operator, about (pytorch#82793)."""
 CLOCK_NS = 1_000_000
-"""A collective ends on all ranks at once; ends further apart are clocks that disagree."""
+"""What clocks may differ by before it is said."""
+JOINT = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")
+"""Collectives that end nowhere before every rank has come to them."""
 
 
 def no_device_events(trace: Trace, found: Report) -> Iterator[Finding]:
@@ -46,42 +50,61 @@ def same_stream(trace: Trace, found: Report) -> Iterator[Finding]:
             tuple(sorted({r.rank for r in rows})), sum(r.exposed or 0 for r in rows))
 
 
+def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
+    """More communication than there is compute to hide it, or a wire that is behind when backward ends: no order and no
+    bucket helps."""
+    rows, waited, moved = [r for r in found.rows if r.comm and r.hidden is not None], waits(found), 0
+    transfers: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for s in trace.timeline:
+        if _moves(s):
+            transfers[s.rank, s.step].append(s)
+    for r in rows:
+        comm = min(length(_union(transfers[r.rank, r.step])), r.comm)
+        moved += max(comm - waited.get((r.rank, r.step), (0, 0))[0], 0)
+    span, compute, exposed = (sum(getattr(r, field) for r in rows) for field in ("span", "compute", "exposed"))
+    if exposed <= 0.1 * span:
+        return
+    tail = _after_backward(trace, found)
+    bare = f"{_ms(exposed)} are exposed, {exposed / span:.0%} of the steps"
+    if moved > compute:
+        says = "The wire is the wall: communication takes longer than the compute that could hide it."
+        evidence = f"Bytes move for {_ms(moved)}, compute takes {_ms(compute)}; {bare}."
+    elif tail.backlog:
+        says = "The wire is the wall: when backward ends, it is still behind."
+        evidence = (f"{_ms(tail.after)} of communication lie behind the end of backward, and all but "
+                    f"{_ms(tail.after - tail.queued)} of it before the last transfer begins; {bare}.")
+    else:
+        return
+    cost = max(exposed - sum(waited.get((r.rank, r.step), (0, 0))[0] for r in rows), 0)
+    yield Finding("wire-bound", says, evidence, "Send fewer bytes (compression, a lower precision), make an update of "
+                  "more micro-steps (larger N), or take a faster wire. Other buckets or another order cannot hide what "
+                  "has no compute beside it.", tuple(sorted({r.rank for r in rows if r.exposed})), cost)
+
+
 def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
     """Communication that only runs when the backward pass is over has nothing left to hide under."""
-    exposed_after = exposed_all = before = first = total = 0
-    ranks = set()
-    for r in trace.ranks:
-        ends, compute = _backward_ends(r), _union(s for s in r.timeline if s.kind == "compute")
-        windows = {s.step: (s.start, s.stop) for s in r.timeline if s.kind == "step"}
-        transfers = [s for s in r.timeline if s.kind == "comm"]
-        for step in sorted(set(ends) & {row.step for row in found.rows if row.rank == r.rank}):
-            begin, end = windows.get(step, (-2**62, 2**62))
-            comm = [s for s in transfers if s.step == step or (s.step < 0 and begin <= s.start < end)]
-            bare, after = subtract(_union(comm), compute), np.array([(ends[step], 2**62)], np.int64)
-            tail = length(intersect(bare, after))
-            before += length(subtract(_union(comm), after))
-            exposed_after, exposed_all, total = exposed_after + tail, exposed_all + length(bare), total + len(comm)
-            first += sum(s.start < ends[step] for s in comm)
-            if tail:
-                ranks.add(r.rank)
-    if not total or exposed_after < 0.5 * exposed_all or exposed_after < 0.02 * found.pooled.span:
+    tail = _after_backward(trace, found)
+    if not tail.total or tail.after < 0.5 * tail.exposed or tail.after < 0.02 * found.pooled.span:
         return
-    if first <= total // 10:
-        says, do = (("Most communication" if first else "Communication") + " starts only after the end of backward.",
+    if tail.first <= tail.total // 10:
+        says, do = (("Most communication" if tail.first else "Communication") + " starts only after the end of "
+                    "backward.",
                     "Look for what holds it back: gradients reduced after the loop, no_sync() around the last "
                     "micro-step, a device synchronisation or copy before the reduction, one bucket as large as the "
                     "model, buckets filled in another order than the gradients become ready.")
+    elif tail.backlog:
+        return  # `wire_bound` says so: the last bucket is not what it waits for
     else:
-        rest = exposed_all - exposed_after
+        rest = tail.exposed - tail.after
         says, do = ("The last communication of the step runs after the end of backward.",
                     "Make the last bucket smaller (the last bucket can never hide behind its own backward), or send "
                     "less there; " + (
-                        "what runs before is hidden already." if rest <= 0.1 * before else
-                        f"{_ms(rest)} of {_ms(before)} before that end are exposed as well, with no compute recorded "
-                        "beside them: look there for a blocking wait, a late rank, gaps between operators."))
-    yield Finding("after-backward", says, f"{_ms(exposed_after)} of {_ms(exposed_all)} exposed communication lie "
-                  f"behind the end of backward; {first} of {total} transfers started before it.", do,
-                  tuple(sorted(ranks)), exposed_after)
+                        "what runs before is hidden already." if rest <= 0.1 * tail.before else
+                        f"{_ms(rest)} of {_ms(tail.before)} before that end are exposed as well, with no compute "
+                        "recorded beside them: look there for a blocking wait, a late rank, gaps between operators."))
+    yield Finding("after-backward", says, f"{_ms(tail.after)} of {_ms(tail.exposed)} exposed communication lie "
+                  f"behind the end of backward; {tail.first} of {tail.total} transfers started before it.", do,
+                  tail.ranks, tail.after)
 
 
 def early_late(trace: Trace, found: Report) -> Iterator[Finding]:
@@ -114,7 +137,8 @@ def early_late(trace: Trace, found: Report) -> Iterator[Finding]:
 def late_rank(trace: Trace, found: Report) -> Iterator[Finding]:
     total = waits(found)
     wait, transfer = (sum(part) for part in zip(*total.values())) if total else (0, 0)
-    if found.late and wait > 0.1 * transfer:
+    # What could not be matched counts too, so that a long wait in a few short collectives is no cause.
+    if found.late and wait > 0.1 * max(transfer, found.at_stake):
         names = ", ".join(map(str, found.late))
         who = f"Rank {names} is late" if len(found.late) == 1 else f"Ranks {names} are late"
         others = [row for row in found.rows if row.rank not in found.late]
@@ -129,22 +153,27 @@ def late_rank(trace: Trace, found: Report) -> Iterator[Finding]:
 
 
 def clocks(trace: Trace, found: Report) -> Iterator[Finding]:
-    groups: dict[tuple[int, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    # A device kernel ends when all are done. gloo and the course's wire let a rank go when its own part is, on a ring
+    # steadily sooner than its neighbour; but not before all have come.
+    on_devices = all(r.facts.on_device for r in trace.ranks)
+    if any(r.facts.parted for r in trace.ranks):
+        return
+    groups: dict[tuple[int, str], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for s in trace.timeline:
-        if s.kind == "comm" and not any(word in s.name.lower() for word in ("broadcast", "send", "recv")):
-            groups[s.step, s.name][s.rank].append(s.stop)
-    ends = [e for ranks in groups.values() if len(ranks) > 1 and len({len(v) for v in ranks.values()}) == 1
-            for e in zip(*ranks.values())]
-    apart = [max(e) - min(e) for e in ends if max(e) - min(e) > CLOCK_NS]
-    # A device kernel ends when all are done. gloo lets a rank go when its own part is, and a busy host lets it wait for
-    # a core, so there only an offset that is always the same way says something about clocks.
-    on_devices = all(r.facts.device in ("cuda", "rocm", "xpu") for r in trace.ranks)
-    if apart and (on_devices or _always_apart(groups)):
+        kind = collective(s.name)
+        if s.kind == "comm" and (kind not in ("broadcast", "send/recv") if on_devices else kind in JOINT):
+            groups[s.step, s.name][s.rank].append(s)
+    same = [spans for ranks in groups.values() if len(ranks) > 1 and len({len(v) for v in ranks.values()}) == 1
+            for spans in zip(*ranks.values())]
+    apart = [max(s.stop if on_devices else s.start for s in spans) - min(s.stop for s in spans) for spans in same]
+    apart = [ns for ns in apart if ns > CLOCK_NS]
+    if apart:
+        how = "more than 1 ms apart on different ranks" if on_devices else "on a rank before another has come to them"
         yield Finding(
             "clocks", "The ranks' clocks disagree, or these collectives do not belong together.",
-            f"{len(apart)} of {len(ends)} collectives end more than 1 ms apart on different ranks, {_ms(max(apart))} "
-            "at most.", "Take wait and transfer across ranks with care; on several hosts synchronise the clocks "
-            "(PTP or chrony) before profiling.")
+            f"{len(apart)} of {len(same)} collectives end {how}, {_ms(max(apart))} at most.",
+            "Take wait and transfer across ranks with care; on several hosts synchronise the clocks (PTP or chrony) "
+            "before profiling.")
 
 
 def host_gap(trace: Trace, found: Report) -> Iterator[Finding]:
@@ -178,18 +207,55 @@ def profiler_overhead(trace: Trace, found: Report) -> Iterator[Finding]:
             "--unprofiled-ms; record without stacks and shapes.", cost=max(recorded, added))
 
 
-ALL = (no_device_events, same_stream, after_backward, early_late, late_rank, clocks, host_gap, profiler_overhead)
+ALL = (no_device_events, same_stream, wire_bound, after_backward, early_late, late_rank, clocks, host_gap,
+       profiler_overhead)
 
 
-def _always_apart(groups: dict[tuple[int, str], dict[int, list[int]]]) -> bool:
-    """Whether some rank ends its collectives at a steady distance from the first rank of each, by the median."""
-    offsets: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for ranks in groups.values():
-        first = min(ranks)
-        for rank, stops in ranks.items():
-            if len(stops) == len(ranks[first]):
-                offsets[first, rank] += [stop - other for stop, other in zip(stops, ranks[first])]
-    return any(abs(np.median(ns)) > CLOCK_NS for ns in offsets.values())
+def _moves(s: Span) -> bool:
+    """Whether a span is a transfer; a send or receive of no bucket may be a pipeline's that waits for another stage."""
+    return s.kind == "comm" and not (s.bucket < 0 and collective(s.name) == "send/recv")
+
+
+class _Tail(NamedTuple):
+    """Communication in ns, over ranks whose compute is known: `exposed` in all, `after` the end of backward, and all
+    that runs `before` it. `first` of `total` transfers start before it. `queued`: of `after`, on ranks and steps
+    whose wire is busy when backward ends, what runs before the last transfer begins."""
+
+    exposed: int
+    after: int
+    before: int
+    first: int
+    total: int
+    queued: int
+    ranks: tuple[int, ...]
+
+    @property
+    def backlog(self) -> bool:
+        return self.queued > 0.5 * self.after > 0
+
+
+def _after_backward(trace: Trace, found: Report) -> _Tail:
+    exposed = behind = before = first = total = queued = 0
+    ranks = set()
+    known = {(row.rank, row.step) for row in found.rows if row.hidden is not None}
+    for r in trace.ranks:
+        ends, compute = _backward_ends(r), _union(s for s in r.timeline if s.kind == "compute")
+        windows = {s.step: (s.start, s.stop) for s in r.timeline if s.kind == "step"}
+        transfers = [s for s in r.timeline if _moves(s)]
+        for step in sorted(step for step in ends if (r.rank, step) in known):
+            begin, end = windows.get(step, (-2**62, 2**62))
+            comm = [s for s in transfers if s.step == step or (s.step < 0 and begin <= s.start < end)]
+            bare, after = subtract(_union(comm), compute), np.array([(ends[step], 2**62)], np.int64)
+            tail = length(intersect(bare, after))
+            before += length(subtract(_union(comm), after))
+            behind, exposed, total = behind + tail, exposed + length(bare), total + len(comm)
+            first += sum(s.start < ends[step] for s in comm)
+            if any(s.start < ends[step] < s.stop for s in comm):
+                last = max(s.start for s in comm)
+                queued += length(intersect(bare, np.array([(ends[step], max(last, ends[step]))], np.int64)))
+            if tail:
+                ranks.add(r.rank)
+    return _Tail(exposed, behind, before, first, total, queued, tuple(sorted(ranks)))
 
 
 def _gaps(r: RankTrace, found: Report) -> int:
@@ -231,7 +297,3 @@ def _backward_ends(r: RankTrace) -> dict[int, int]:
 
 def _union(spans: Iterable[Span]) -> np.ndarray:
     return union(np.array([(s.start, s.stop) for s in spans], np.int64).reshape(-1, 2))
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:.3g} ms"

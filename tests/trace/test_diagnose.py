@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from trace_samples import ALL_REDUCE, GEMM, event, launched, one_step, step
 
 from course_lib import trace
-from course_lib.trace.rules import _always_apart
 
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
 MS = 1000
@@ -104,11 +103,78 @@ def test_53_ends_that_differ_are_clocks_that_disagree(write, tmp_path) -> None:
     assert "clocks" in codes(trace.load(tmp_path / "run"))
 
 
-def test_53_on_hosts_a_busy_moment_is_no_disagreement_and_a_steady_offset_is() -> None:
-    first = [10_000_000 * i for i in range(9)]
-    late_now_and_then = [end + (4_000_000 if i % 3 == 0 else 50_000) for i, end in enumerate(first)]
-    assert not _always_apart({(0, "all_reduce"): {0: first, 1: late_now_and_then}})
-    assert _always_apart({(0, "all_reduce"): {0: first, 1: [end - 3_000_000 for end in first]}})
+def host_run(write, *transfers: Iterable[tuple[str, float, float]], compute: float = 5, backward_ms: float = 50,
+             **head) -> None:
+    """A CPU rank for each list of (name, start, length), in ms of a step of 200 ms; computes at the beginning of each
+    10 ms of backward."""
+    for rank, mine in enumerate(transfers):
+        work = [event("cpu_op", "aten::mm", at * MS, compute * MS) for at in range(0, int(backward_ms), 10)]
+        work += [event("cpu_op", BACKWARD, 0, backward_ms * MS, 9)]
+        work += [event("user_annotation", name, start * MS, dur * MS, 2) for name, start, dur in mine]
+        write([event("user_annotation", "course::step 1", 0, 200 * MS), *work], f"run/rank-{rank}.json",
+              distributedInfo={"rank": rank, "world_size": len(transfers), **head})
+
+
+def ring(first: float, offset: float = 0) -> list[tuple[str, float, float]]:
+    return [(f"wire::all_reduce bytes=1000000 bucket={i}", first + 60 * i + offset, 40) for i in range(3)]
+
+
+def test_53_on_one_host_a_rank_that_leaves_a_ring_sooner_is_no_clock(write, tmp_path) -> None:
+    host_run(write, ring(20), ring(37))
+    assert "clocks" not in codes(trace.load(tmp_path / "run"))
+
+
+def test_53_on_hosts_no_rank_leaves_before_another_has_come(write, tmp_path) -> None:
+    host_run(write, ring(20), ring(20, offset=43))
+    found = next(f for f in trace.diagnose(trace.load(tmp_path / "run")) if f.code == "clocks")
+    assert "3 of 3 collectives end on a rank before another has come to them, 3 ms at most" in found.evidence
+
+
+def test_groups_of_some_ranks_are_not_taken_for_one(write, tmp_path) -> None:
+    """Stage 1 reduces its own gradients long before stage 0 does."""
+    groups = [{"pg_size": 4, "ranks": [0, 1, 2, 3]}, {"pg_size": 2, "ranks": [0, 1]}, {"pg_size": 1, "ranks": [0]}]
+    for given, said in ((groups, False), (groups[::2], True)):
+        host_run(write, ring(70), ring(70), ring(20), ring(20), pg_config=given)
+        loaded = trace.load(tmp_path / "run")
+        assert bool(trace.waits(trace.measure(loaded))) == said and ("clocks" in codes(loaded)) == said
+
+
+def test_a_wire_that_takes_longer_than_compute_comes_first(write, tmp_path) -> None:
+    """Its ring is sends and receives; rank 1 is late to one small all-reduce, which is not what costs."""
+    sent = [(f"wire::recv bytes=1000 bucket={i}", 20 + 30 * i, 29) for i in range(5)]
+    host_run(write, [*sent, ("wire::all_reduce bytes=4", 171, 9)], [*sent, ("wire::all_reduce bytes=4", 179, 1)])
+    loaded = trace.load(tmp_path / "run")
+    found = trace.diagnose(loaded)
+    assert trace.measure(loaded).late == (1,) and "Late" not in trace.measure(loaded).sentence
+    assert found[0].code == "wire-bound" and "compute takes 50 ms" in found[0].evidence
+    assert "late-rank" not in {f.code for f in found} and "larger N" in found[0].do
+
+
+def test_a_wire_that_is_behind_when_backward_ends_has_no_last_bucket_to_blame(write, tmp_path) -> None:
+    behind = [(f"wire::all_reduce bytes=1000 bucket={i}", 80 + 30 * i, 30) for i in range(3)]
+    host_run(write, behind, behind, compute=10, backward_ms=100)
+    found = trace.diagnose(trace.load(tmp_path / "run"))
+    assert [f.code for f in found] == ["wire-bound"] and "still behind" in found[0].says
+    assert "140 ms of communication lie behind" in found[0].evidence and "all but 60 ms" in found[0].evidence
+
+
+def test_receives_of_a_pipeline_may_be_waiting_and_are_no_wall(write, tmp_path) -> None:
+    host_run(write, [("wire::recv bytes=1000", 50, 120)], [("wire::recv bytes=1000", 50, 120)])
+    assert codes(trace.load(tmp_path / "run")) == []
+
+
+def test_a_thread_that_receives_between_its_operators_computes(write) -> None:
+    """A pipeline's stage receives on the thread that computes; what the receive itself calls is no compute."""
+    done = trace.measure(trace.load(write([
+        event("user_annotation", "course::step 1", 0, 100), event("cpu_op", "aten::mm", 0, 30),
+        event("cpu_op", "gloo:recv", 30, 40), event("cpu_op", "aten::copy_", 50, 5),
+        event("cpu_op", "aten::mm", 70, 20), event("user_annotation", "wire::recv bytes=8", 25, 45, 2)]))).pooled
+    assert (done.compute, done.comm, done.hidden) == (50_000, 45_000, 5_000)
+
+
+def test_times_have_no_exponent(write, tmp_path) -> None:
+    host_run(write, [("wire::all_reduce bytes=4", 1, 2248)])
+    assert "2250 ms" in trace.measure(trace.load(tmp_path / "run")).sentence
 
 
 def test_a_device_that_waits_for_the_host(write) -> None:
