@@ -44,8 +44,11 @@ class Compressor(ABC):
     What is kept by parameter (residuals, velocity, warm start) changes only when every bucket of a backward pass
     has arrived with finite numbers, and not by one whose window `Bucketed` drops. A gradient that is not finite ends
     the backward with `NonFiniteGradient` on every rank, or, with `on_nonfinite="nan"`, becomes NaN in its whole bucket
-    on every rank, so that a gradient scaler skips the update everywhere. Raises `ValueError` where the ranks were given
-    different settings or models.
+    on every rank, so that a gradient scaler skips the update everywhere; then call `follow(scaler)` too. Raises
+    `ValueError` where the ranks were given different settings or models.
+
+    What is owed to a parameter that no rank uses in an update is kept. Stock DDP hides from the hook which those are
+    unless their gradients are dropped, as `zero_grad()` does unasked: with `set_to_none=False` it would be lost there.
     """
 
     scheme = ""
@@ -72,6 +75,9 @@ class Compressor(ABC):
         self._name_of = {id(p): n for n, p in trainable.items()}
         self.memories: dict[str, Memory] = {}
         self._window = Window(self.memories)
+        self._scaler: torch.amp.GradScaler | None = None
+        self._scale = 1.0
+        """What the memories' gradients were multiplied by."""
         self._finite: dict[int, torch.Tensor] = {}
         """By bucket on its way over NCCL: whether its numbers are, on the GPU."""
         self._agree()
@@ -84,7 +90,8 @@ class Compressor(ABC):
 
     def reduce(self, bucket: Bucket) -> Future:
         """What the hook does: a future of the bucket's buffer, in which the mean gradient then lies."""
-        self._window.enter(bucket)
+        if self._window.enter(bucket) and self._scaler is not None:
+            self._bring_to(self._scaler.get_scale())
         steps = self.phases(bucket)
         if self._on_stream(bucket):
             return self._reduce_on_stream(steps, bucket)
@@ -215,20 +222,40 @@ class Compressor(ABC):
         """Error feedback: what is not sent now is added to the next gradient. It belongs to this rank."""
         self.memories["residual"] = Memory({n: _numel(shape) for n, shape in self.shapes.items()})
 
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """The loss is multiplied by a scale that changes. What is owed from before a change is brought to the new one,
+        so that it counts once. On a GPU the host reads the scale as a backward pass begins, when `scaler.step()` has
+        waited for it already."""
+        if self.on_nonfinite != "nan":
+            raise ValueError(f"a gradient scaler looks for overflows by itself: build {type(self).__name__} with "
+                             "on_nonfinite=\"nan\"")
+        self._scaler = scaler
+
+    def _bring_to(self, scale: float) -> None:
+        if scale != self._scale:
+            for key in self.memories.keys() & {"residual", "second residual", "velocity"}:
+                self.memories[key].scale(scale / self._scale)
+            self._scale = scale
+
     # checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on as if it had not stopped. Save one a rank: residuals differ."""
         self._window.judge()
-        return {**self._whose(), "updates": self.updates,
+        return {**self._whose(), "updates": self.updates, "scale": self._scale,
                 "memories": {n: m.state_dict() for n, m in self.memories.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises `ValueError`, with nothing changed, for the state of another scheme, model, rank or number of
         ranks."""
         refuse_other(type(self).__name__, state, self._whose())
+        if (kept := state["memories"].keys()) != self.memories.keys():
+            raise ValueError(f"the state is damaged: it keeps {sorted(kept)} and not {sorted(self.memories)}")
+        for key, memory in self.memories.items():
+            memory.refuse_other(state["memories"][key])
         for key, memory in self.memories.items():
             memory.load_state_dict(state["memories"][key])
+        self._scale = state.get("scale", 1.0)
         self._window.restart(state["updates"])
 
     def _whose(self) -> dict[str, Any]:

@@ -72,8 +72,24 @@ class Memory:
         self._next.clear()
         self._still.clear()
 
+    def scale(self, factor: float) -> None:
+        """Multiply all that holds. Between two passes."""
+        for flat in self._flat.values():
+            flat.mul_(factor)
+        for name in self._kept.keys() - {n for names in self._flat for n in names}:
+            self._kept[name] = self._kept[name] * factor
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self._kept.items()}
+
+    def refuse_other(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises `ValueError` for what `load_state_dict` must not take."""
+        for name, value in state.items():
+            if not (isinstance(value, torch.Tensor) and value.shape == (self.sizes.get(name),)):
+                raise ValueError(f"the state is damaged: what it keeps of {name!r} is not a 1-D tensor of "
+                                 f"{self.sizes.get(name, 'no')} numbers")
+            if not torch.isfinite(value).all():
+                raise ValueError(f"the state is damaged: what it keeps of {name!r} is not finite")
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         self._flat, self._next, self._spare, self._before, self._still = {}, {}, {}, {}, set()

@@ -35,10 +35,18 @@ def orthonormal(p: torch.Tensor) -> torch.Tensor:
     return torch.linalg.qr(p).Q
 
 
+def times(matrix: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
+    """Their product, the same bits wherever `matrix` lies. With one column it would be a matrix by a vector, which is
+    added up in another order at other addresses, and a rebuilt bucket lies at others."""
+    if thin.shape[1] > 1:
+        return matrix @ thin
+    return (matrix @ thin.expand(-1, 2))[:, :1]
+
+
 def compress(matrix: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(P, Q) of shapes (n, r) and (m, r) with matrix (n, m) ≈ P·Qᵀ, from a guess q (m, r) of its row space."""
-    p = orthonormal(matrix @ q)
-    return p, matrix.T @ p
+    p = orthonormal(times(matrix, q))
+    return p, times(matrix.T, p)
 
 
 def decompress(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -63,6 +71,8 @@ class PowerSGD(Compressor):
                  process_group: dist.ProcessGroup | None = None) -> None:
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
             raise ValueError(f"rank={rank!r}: give the number of columns of P and Q, a whole number of 1 or more")
+        if not min_saving >= 0:
+            raise ValueError(f"min_saving={min_saving}: give how many times smaller P and Q have to be, 0 or more")
         super().__init__(module, process_group, on_nonfinite, rank=rank, warm_start=warm_start,
                          error_feedback=error_feedback, min_saving=min_saving, seed=seed)
         self.warm_start, self.seed = warm_start, seed
@@ -86,7 +96,7 @@ class PowerSGD(Compressor):
         matrices = [pieces[n].view(self.factors[n][:2]) for n in thin]
         whole = [pieces[n] for n in names if n not in self.factors]
 
-        first = torch.cat([(m @ q).view(-1) for m, q in zip(matrices, self._q(thin, left))] + whole)
+        first = torch.cat([times(m, q).reshape(-1) for m, q in zip(matrices, self._q(thin, left))] + whole)
         yield dist.all_reduce(first, group=self.group, async_op=True)
 
         self.demand_finite(bucket, first, lambda: NonFiniteGradient(
@@ -101,7 +111,7 @@ class PowerSGD(Compressor):
             return
         ps = [orthonormal(p) for p in ps]
         second = self.memories["q"].write(thin, left) if self.warm_start else left.new_empty(0)
-        second = torch.cat([(m.T @ p).view(-1) for m, p in zip(matrices, ps)], out=second)
+        second = torch.cat([times(m.T, p).reshape(-1) for m, p in zip(matrices, ps)], out=second)
         mine, _ = self._split(thin, second.clone(), 1)
         work = dist.all_reduce(second, group=self.second_group(bucket), async_op=True)
         for matrix, p, q in zip(matrices, ps, mine):

@@ -58,14 +58,14 @@ class TopK(Compressor):
 
     def __init__(self, module: nn.Module, k: float, *, error_feedback: bool = True, momentum: float = 0.0,
                  warm_up: int = 0, on_nonfinite: str = "raise", process_group: dist.ProcessGroup | None = None) -> None:
-        if not 0 < k <= 1:
-            raise ValueError(f"k={k}: give the share of entries to send, above 0 and at most 1 (0.01 is 1 %)")
+        if not isinstance(k, (int, float)) or not 0 < k <= 1:
+            raise ValueError(f"k={k!r}: give the share of entries to send, above 0 and at most 1 (0.01 is 1 %)")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum}: give a number from 0 up to, not including, 1")
         if momentum and not error_feedback:
             raise ValueError("momentum correction builds on error feedback: leave error_feedback=True")
-        if warm_up < 0:
-            raise ValueError(f"warm_up={warm_up}: give a number of updates, 0 or more")
+        if not isinstance(warm_up, int) or warm_up < 0:
+            raise ValueError(f"warm_up={warm_up!r}: give a number of updates, 0 or more")
         super().__init__(module, process_group, on_nonfinite, k=k, error_feedback=error_feedback, momentum=momentum,
                          warm_up=warm_up)
         self.k, self.momentum, self.warm_up = k, momentum, warm_up

@@ -23,17 +23,19 @@ class Window:
         self._flying, self._index, self._last, self._spoilt, self._holds = 0, -1, False, False, False
         self._doubts: list[tuple[Callable[[], bool], Callable[[], Exception]]] = []
 
-    def enter(self, bucket: Bucket) -> None:
-        """A bucket sets out."""
+    def enter(self, bucket: Bucket) -> bool:
+        """A bucket sets out. Is it the first of a pass?"""
         if self._index < 0:
             self.judge()  # of the pass before, if nobody has asked yet
         with self._lock:
             if bucket.index() <= self._index:  # the last backward never came to its end, and its window was dropped
                 self._doubts.clear()
                 self._forget()
+            first = self._index < 0
             self._flying += 1
             self._holds = False
             self._index, self._last = bucket.index(), bucket.is_last()
+            return first
 
     def leave(self, finite: bool) -> None:
         """A bucket has arrived; with the last of them the pass ends."""

@@ -197,6 +197,100 @@ def test_what_is_owed_to_a_parameter_that_is_not_used_is_not_lost(kind) -> None:
                                        msg=lambda m, where=f"{name}, {n}": f"{where}: {m}")
 
 
+def scaled(growth: int):
+    """Six updates with a loss scale that doubles after `growth` of them and is halved by an overflow before update 3;
+    and the same without a scale. What arrived, in the scale of the gradient, and what is owed."""
+    rank, out = dist.get_rank(), {}
+    for name, state_of in STATES.items():
+        ends = []
+        for scaler in (torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=growth), None):
+            model = Given()
+            state = state_of(model, on_nonfinite="nan")
+            wrapped = wrapped_with(state, model)
+            optimizer, arrived = torch.optim.SGD(model.parameters(), lr=1.0), []
+            if scaler:
+                state.follow(scaler)
+            for update in (0, 1, 2, "overflow", 3, 4, 5):
+                if update == "overflow" and not scaler:
+                    continue
+                grads = gradient(rank, 0 if update == "overflow" else update)
+                if update == "overflow" and rank:
+                    grads["wide"][0, 0] = float("inf")
+                wrapped.zero_grad()
+                loss = wrapped(grads)
+                (scaler.scale(loss) if scaler else loss).backward()
+                wrapped.finish_gradient_synchronization()
+                if scaler:
+                    scaler.unscale_(optimizer)
+                if update != "overflow":
+                    arrived.append({n: p.grad.clone() for n, p in model.named_parameters()})
+                if scaler:
+                    scaler.step(optimizer)
+                    scaler.update()
+            kept = state.state_dict()
+            owed = {key: {n: x / kept["scale"] for n, x in values.items()} for key, values in kept["memories"].items()
+                    if key != "q"}
+            ends.append({"owed": owed, **dict(enumerate(arrived))})
+        out[name] = equal(*ends), kept["updates"]
+    return out
+
+
+@pytest.mark.parametrize("growth", [2, 100])
+def test_what_is_owed_follows_the_scale_of_the_loss(growth) -> None:
+    for got in run(scaled, growth, ranks=2, fabric="loopback"):
+        assert got == dict.fromkeys(STATES, (True, 6))
+
+
+def followed_without_nan():
+    with pytest.raises(ValueError, match='on_nonfinite="nan"'):
+        TopK(Given(), k=0.1).follow(torch.amp.GradScaler("cpu"))
+
+
+def test_a_scaler_is_followed_only_where_it_sees_overflows() -> None:
+    run(followed_without_nan, ranks=1, fabric="loopback")
+
+
+def damaged():
+    out = {}
+    for name, state_of in STATES.items():
+        model = Given()
+        state = state_of(model)
+        train(wrapped_with(state, model), dist.get_rank(), range(2))
+        before = state.state_dict()
+        for what, spoil in {"shape": lambda kept: kept.update(wide=kept["wide"][1:]),
+                            "name": lambda kept: kept.update(other=kept["wide"]),
+                            "NaN": lambda kept: kept["wide"].fill_(float("nan"))}.items():
+            wrong = copy.deepcopy(before)
+            spoil(wrong["memories"][list(wrong["memories"])[-1]])
+            with pytest.raises(ValueError, match="damaged"):
+                state.load_state_dict(wrong)
+            out[name, what] = equal(state.state_dict(), before)
+        with pytest.raises(ValueError, match="damaged"):
+            state.load_state_dict({**before, "memories": {}})
+    return out
+
+
+def test_a_damaged_state_is_refused_and_nothing_is_changed() -> None:
+    for got in run(damaged, ranks=2, fabric="loopback"):
+        assert len(got) == 9 and all(got.values())
+
+
+def elsewhere():
+    """PowerSGD in buckets of one and of many parameters, so that every matrix lies at another place."""
+    for rank in (1, 2):
+        found = []
+        for mb in (1e-6, 10):
+            model = Given()
+            wrapped = wrap("bucketed", model, bucket_mb=mb, first_bucket_mb=None, comm_hook=hook,
+                           hook_state=PowerSGD(model, rank=rank))
+            found.append(dict(enumerate(train(wrapped, dist.get_rank(), range(4)))))
+        assert equal(*found), rank
+
+
+def test_where_a_matrix_lies_changes_no_bit() -> None:
+    run(elsewhere, ranks=2, fabric="loopback")
+
+
 def dropped():
     """Rank 1's backward raises in window 2, when some of its buckets are on the wire; and a run without that window."""
     out = {}
