@@ -123,7 +123,10 @@ def test_a_way_that_nobody_thought_of_is_judged_by_its_seconds() -> None:
     ("13.2", lambda lists, seconds: lists[::-1], "rank 0"),
     ("13.3", lambda *arguments: "8", "gave 8"),
     ("13.3", lambda *arguments: (1, 2, 3), "gave (1, 2, 3)"),
-    ("13.3", lambda gpus, B, b, micro_s, *rest: micro_s(3.5, 1), "give whole degrees"),
+    ("13.1", lambda words: words if "W0@0" in words or "W0@1" in words else 1 / 0, "step@2 gather@2) raised Zero"),
+    ("13.3", lambda gpus, B, b, micro_s, *rest: micro_s(3, 1), "micro_s(3, 1): t is 1, 2, 4 or 8"),
+    ("13.3", lambda gpus, B, b, micro_s, *rest: micro_s(2, 0.5), "micro_s(2, 0.5): p is a whole number of 1 to"),
+    ("13.3", lambda gpus, B, b, micro_s, data_s, *rest: data_s(2, 1, 0), "data_s(2, 1, 0): D is 1 at least"),
     ("13.3", lambda *arguments: (1, 1, 1, 1), "none of those that can be"),
 ])
 def test_odd_answers(number: str, answer, seen: str) -> None:

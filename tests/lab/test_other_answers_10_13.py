@@ -429,22 +429,30 @@ def one_word_late(words):
 # 13.2
 
 
-@right("13.2")
-def climbs_until_refused(lists, seconds):
-    """The moves of the hint, then random ones until `seconds` says that it is enough."""
+def into_the_next_pass(words, ahead, kinds=("step", "gather")):
+    """The moves of the hint."""
     def stage(word):
         return word.split("@")[1]
 
-    def moved(words, ahead):
-        words = list(words)
-        for s in list(dict.fromkeys(stage(w) for w in words if w[0] == "F"))[1:]:
-            taken = [w for w in words if w.startswith(("step", "gather")) and stage(w) == s]
-            words = [w for w in words if w not in taken]
-            at = max(0, next(k for k, w in enumerate(words) if w[0] == "F" and stage(w) == s) - ahead)
-            words[at:at] = taken
-        return tuple(words)
+    words = list(words)
+    for s in list(dict.fromkeys(stage(w) for w in words if w[0] == "F"))[1:]:
+        taken = [w for w in words if w.startswith(kinds) and stage(w) == s]
+        words = [w for w in words if w not in taken]
+        at = max(0, next(k for k, w in enumerate(words) if w[0] == "F" and stage(w) == s) - ahead)
+        words[at:at] = taken
+    return tuple(words)
 
-    best = min((tuple(moved(words, ahead) for words in lists) for ahead in range(3)), key=seconds)
+
+@right("13.2")
+def frees_there_too(lists, seconds):
+    return min(([into_the_next_pass(words, ahead, ("free", "step", "gather")) for words in lists]
+                for ahead in range(3)), key=seconds)
+
+
+@right("13.2")
+def climbs_until_refused(lists, seconds):
+    """The moves of the hint, then random ones until `seconds` says that it is enough."""
+    best = min((tuple(into_the_next_pass(words, ahead) for words in lists) for ahead in range(3)), key=seconds)
     least, draw = seconds(best), random.Random(0)
     try:
         while True:

@@ -35,11 +35,12 @@ HINTS = (
     "For each rank and each of its stages except the one whose F comes first: take its step and its gather away from "
     "the end, and put them into the front part of the list, some computations before the first F of that stage, so "
     "that the gather has time to arrive. How many computations before? Try 0, 1, 2, 3 and let `seconds` choose.",
-    "order = stages in the order of their first F; for stage in order[1:]: taken = [w for w in words if "
-    'w.startswith(("step", "gather")) and w ends with "@" + stage]; rest = the other words; first = position in `rest` '
-    "of the first F of that stage; at = max(0, first - ahead); rest[at:at] = taken. Do this to all ranks for ahead in "
-    "range(4); return the lists with the smallest `seconds`. Then go on: W that nobody waits for can be held back, "
-    "to reduce the stage that is needed first under them.",
+    'order = list(dict.fromkeys(w.split("@")[1] for w in words if w[0] == "F")); for stage in order[1:]: taken = [w '
+    'for w in words if w.startswith(("step", "gather")) and w.endswith("@" + stage)]; words = [w for w in words if w '
+    'not in taken]; first = next(k for k, w in enumerate(words) if w[0] == "F" and w.endswith("@" + stage)); at = '
+    "max(0, first - ahead); words[at:at] = taken. Do this to all ranks for ahead in range(4); return the lists with "
+    "the smallest `seconds`. Then go on: W that nobody waits for can be held back, to reduce the stage that is needed "
+    "first under them.",
 )
 
 MISTAKES = {
@@ -51,12 +52,18 @@ MISTAKES = {
     "cannot_run": "Your lists cannot run: `seconds` is infinite for them. Something comes before what it needs. A W "
     "comes behind its I, a reduction behind the last W of its stage, a step behind its reductions, a gather behind the "
     "step.",
+    "frees_too_late": "All is in its place but a `free`: it drops what the gather has brought, before an F that needs "
+    "it. A stage is freed between its last W and the *gather* of its turn. Leave `free` where it stands, or take it "
+    "along, in front of that gather.",
     "forgets_the_best": "You have seen better lists than those you return: keep the best so far, and return that. If "
     "you do keep it, keep a *copy*, which later moves do not change.",
     "no_faster": "The update takes as long as before. Moving what is hidden already gains nothing: look for what the "
     "ranks wait for at the end of a pass, and what they could do meanwhile.",
-    "too_little": "Faster, but most of what is there to gain is still there. The steps and gathers of all stages but "
-    "the one that is needed first can go under the forwards of the next pass, on every rank.",
+    "gathers_too_late": "Your gathers are in the next pass, but right in front of the F that waits for them. A gather "
+    "is only started where it stands, and then needs time: put other computations between it and that F.",
+    "too_little": "Faster, but not by enough. The steps and gathers of all stages but the one that is needed first can "
+    "go under the forwards of the next pass, and on every rank: what one rank saves alone, it may only wait for the "
+    "others.",
     "too_many_calls": f"`seconds` was asked more than {MOST_CALLS} times. Think about which moves can help before "
     "trying, or stop earlier.",
 }  # fmt: skip
@@ -126,11 +133,24 @@ class Case(NamedTuple):
     touched: bool
     missing: str
     fault: str
+    frees: bool
     before: float
     took: float
     target: float
     least: float
     bound: float
+
+    def in_front(self) -> list[bool]:
+        """For each gather before the first F of its stage: whether that F is the next computation of its rank."""
+        out = []
+        for words in self.found:
+            first: dict[str, int] = {}
+            for k, w in enumerate(words):
+                if w[0] == "F":
+                    first.setdefault(w.partition("@")[2], k)
+            out += [not any(x[0] in "FIW" for x in words[k:first[w.partition("@")[2]]])
+                    for k, w in enumerate(words) if w.startswith("gather") and k < first[w.partition("@")[2]]]
+        return out
 
     def __str__(self) -> str:
         if self.missing or self.fault:
@@ -181,10 +201,22 @@ def _asked(answer: Callable, p: int, m: int, v: int, draw: random.Random) -> Cas
                    f"{shown} gave {str(got)[:80]}")  # fmt: skip
     found = [list(words) for words in got]
     missing = oracle.missing(found)
+    fault = "" if missing else oracle.fault(found)
+    frees = bool(fault) and not oracle.fault([freed_at_once(words) for words in found])
     before = oracle.of(given)
     goal = min(period(under_the_next_pass(schedule, ahead), costs) for ahead in (0, 1, 2))
-    return Case(kind, given, found, passed != given, missing, "" if missing else oracle.fault(found), before,
-                oracle.of(found), before - SHARE * (before - goal), oracle.least, bound(schedule, costs).seconds)
+    return Case(kind, given, found, passed != given, missing, fault, frees, before, oracle.of(found),
+                before - SHARE * (before - goal), oracle.least, bound(schedule, costs).seconds)
+
+
+def freed_at_once(words: Sequence[str]) -> list[str]:
+    """Each `free` right behind the last computation of its stage."""
+    out = [w for w in words if not w.startswith("free")]
+    for free in (w for w in words if w.startswith("free")):
+        stage = free.partition("@")[2]
+        last = max((k for k, w in enumerate(out) if w[0] in "FIW" and w.partition("@")[2] == stage), default=-1)
+        out.insert(last + 1, free)
+    return out
 
 
 def _mistake(cases: Sequence[Case]) -> str:
@@ -193,10 +225,12 @@ def _mistake(cases: Sequence[Case]) -> str:
         return "changes_the_input"
     if any(c.missing for c in cases):
         return "drops_work"
-    if any(c.fault for c in cases):
-        return "cannot_run"
+    if faults := [c for c in cases if c.fault]:
+        return "frees_too_late" if all(c.frees for c in faults) else "cannot_run"
     if any(c.took > c.least * (1 + 1e-9) for c in cases):
         return "forgets_the_best"
+    if all(c.in_front() and all(c.in_front()) for c in cases):
+        return "gathers_too_late"
     return "no_faster" if all(c.took >= c.before * (1 - 1e-6) for c in cases) else "too_little"
 
 

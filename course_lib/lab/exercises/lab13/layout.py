@@ -36,6 +36,9 @@ MISTAKES = {
     "no_result": "Your function returned None although something fits. Is there a `return` at its end?",
     "forgets_the_bubble": "You count N micro-batches and forget the bubble. The last one enters a pipeline of p stages "
     "behind N − 1 others and goes through p stages: (N + p − 1) turns in all.",
+    "one_after_the_other": "N·p turns are those of a pipeline in which each micro-batch waits until the one before has "
+    "left it. They follow each other stage by stage: the last one enters behind N − 1 others and then goes through p "
+    "stages, (N + p − 1) turns in all.",
     "floors_n": "B must be b·D·N exactly. With `//` alone samples are dropped: the update is another one than was "
     "asked for.",
     "ignores_memory": "The fastest layout you name does not fit its GPUs. Skip what needs more than `limit`.",
@@ -48,6 +51,8 @@ MISTAKES = {
     "every layer and needs the wires inside a node: t is 1, 2, 4 or 8.",
     "divides_by_p_again": "micro_s(t, p) is of one *stage* already, a p-th of the model. Do not divide it by p once "
     "more.",
+    "multiplies_by_p": "The turns are right, but each is as long as micro_s(t, p) says: that is one micro-batch on one "
+    "*stage*. The p stages work at the same time, so p is in (N + p − 1) already.",
     "powers_of_two": "p may be any number of stages that divides the GPUs, 3 or 6 too. Powers of two are a habit.",
     "below_the_limit": "A layout that needs `limit` exactly still fits: memory must not be *above* it.",
     "nothing_fits": "Where nothing fits, the answer is None: not an exception, and no layout either.",
@@ -85,10 +90,12 @@ class Case:
                 lambda t, p, D: self.memory(t, p, D))
 
     def _at(self, table: dict[tuple[int, int], float], name: str, t: Any, p: Any, D: Any = 1) -> float:
-        if (t, p) not in table or not D >= 1:
-            extra = f", {D}" if name != "micro_s" else ""
-            raise ValueError(f"{name}({t}, {p}{extra}): give whole degrees of 1 to {self.gpus}")
-        return table[t, p]
+        if (t, p) in table and D >= 1:
+            return table[t, p]
+        rule = "D is 1 at least"
+        if (t, p) not in table:
+            rule = f"p is a whole number of 1 to {self.gpus}" if (t, 1) in table else "t is 1, 2, 4 or 8"
+        raise ValueError(f"{name}({t}, {p}{f', {D}' if name != 'micro_s' else ''}): {rule}")
 
     def choices(self, whole: bool = True, idle: bool = False, most: int = 8,
                 fits: bool = True) -> Iterator[Layout]:
@@ -125,6 +132,8 @@ class Case:
 _WRONG: dict[str, Callable[[Case], Layout | None]] = {
     "forgets_the_bubble": lambda c: min(c.choices(), default=None,
                                         key=lambda x: x[3] * c.micro[x[:2]] + c.data[x[:2]]),
+    "one_after_the_other": lambda c: min(c.choices(), default=None,
+                                         key=lambda x: x[3] * x[1] * c.micro[x[:2]] + c.data[x[:2]]),
     "floors_n": lambda c: min(c.choices(whole=False), key=c.seconds, default=None),
     "ignores_memory": lambda c: min(c.choices(fits=False), key=c.seconds, default=None),
     "leaves_gpus_idle": lambda c: min(c.choices(idle=True), key=c.seconds, default=None),
@@ -134,6 +143,8 @@ _WRONG: dict[str, Callable[[Case], Layout | None]] = {
     "t_up_to_gpus": lambda c: min(c.choices(most=64), key=c.seconds, default=None),
     "divides_by_p_again": lambda c: min(c.choices(), default=None, key=lambda x: (x[3] + x[1] - 1)
                                         * c.micro[x[:2]] / x[1] + c.data[x[:2]]),
+    "multiplies_by_p": lambda c: min(c.choices(), default=None, key=lambda x: (x[3] + x[1] - 1)
+                                     * c.micro[x[:2]] * x[1] + c.data[x[:2]]),
     "powers_of_two": lambda c: _best(c, lambda x: x[1].bit_count() == 1),
     "below_the_limit": lambda c: _best(c, lambda x: c.bytes[x[:2]] < c.limit),
 }  # fmt: skip

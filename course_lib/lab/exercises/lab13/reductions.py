@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from course_lib.lab.guard import call
+from course_lib.lab.guard import Broke, call
 from course_lib.lab.model import Row, Verdict, exercise
 from course_lib.lab.workbench.pipeline_words import is_words
 from course_lib.schedule.action import COMPUTE, LAST_USE, Action, Op, Schedule
@@ -28,9 +28,9 @@ HINTS = (
     "Go through the words once and note for each stage the position of its last W or B: a dictionary, in which later "
     "positions overwrite earlier ones. Then build a new list: leave the reductions out where they stand, and behind "
     "each noted position put all reductions of that stage.",
-    'stage = word.split("@")[1]; last = {stage: k for k, word if word[0] in "WB"}; moving = [w for w in words if '
-    'w.startswith("reduce")]; then for k, word in enumerate(words): if word is no reduction, append it, and if '
-    "last.get(its stage) == k, append those of `moving` with the same stage.",
+    'last = {word.split("@")[1]: k for k, word in enumerate(words) if word[0] in "WB"}; moving = [w for w in words if '
+    'w.startswith("reduce")]; then for k, word in enumerate(words): if word not in moving, append it, and if '
+    'last.get(word.split("@")[1]) == k, append those of `moving` with the same stage.',
 )
 
 MISTAKES = {
@@ -38,7 +38,7 @@ MISTAKES = {
     "changes_the_input": "The list that was passed has changed. Whoever passed it still needs it: build a new one.",
     "loses_reductions": "A reduction is missing, or there twice. A bucket that is never reduced lets its replicas "
     "drift apart, and nothing fails; one that is reduced twice counts its gradient twice.",
-    "forgets_b": "It is right where the backward is split. Where it is not there is no W: the last B completes the "
+    "forgets_b": "It goes wrong where the backward is not split. There is no W there: the last B completes the "
     "gradient, and the reductions belong behind that.",
     "moves_words": "Something other than the reductions has moved or got lost. Steps, gathers and frees stay where "
     "they are; what they are good for comes in the next exercise.",
@@ -104,7 +104,11 @@ def reduce_at_the_last_use(answer: Callable, draw: random.Random) -> Verdict:
     of more, with backwards that are split and others, and with W in another order."""
     cases = []
     for kind, given in [("the example", EXAMPLE), *_drawn(draw)]:
-        case = _moved(answer, kind, given)
+        try:
+            case = _moved(answer, kind, given)
+        except Broke as broke:
+            row = Row("your code runs without an exception", False, "a result", str(broke))
+            return Verdict((row,), "" if any(w[0] == "W" for w in given) else "forgets_b")
         if isinstance(case, Row):
             return Verdict((case,), "no_result" if case.seen.endswith("gave None") else "")
         cases.append(case)
@@ -151,7 +155,7 @@ def _other_way(schedule: Schedule) -> Schedule:
 
 
 def _moved(answer: Callable, kind: str, given: list[str]) -> Case | Row:
-    passed, shown = list(given), f"reduce_early([{', '.join(map(repr, given[:3]))}, …])"
+    passed, shown = list(given), f"reduce_early(words) for {kind} ({_shortened(given)})"
     got = call(answer, passed, shown=shown)
     if hasattr(got, "__next__"):
         got = call(list, got, shown=shown)
