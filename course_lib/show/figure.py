@@ -165,16 +165,16 @@ def _edges(axes: Axes, slot: Slot, per_track: float, least: float, look: Theme) 
 
 
 def _numbers(axes: Axes, slot: Slot, per_track: float, look: Theme) -> None:
-    """Bucket numbers, where the bar is wide enough to hold one; on stripes they get a plate."""
+    """Bucket numbers, where the bar is wide enough to hold one; on stripes they get a plate, and stripes beside it."""
     from course_lib.show.picture import points
 
     left, right = axes.get_xlim()
     px_per_ms = axes.get_position().width * axes.figure.pixels[0] / (right - left)
     for bar in slot.row.bars:
-        text = str(bar.bucket)
-        if bar.bucket < 0 or per_track < 9 or (bar.stop - _moving(bar)[0]) / 1e6 * px_per_ms < 7 * len(text) + 4:
+        text, (begin, look_name) = str(bar.bucket), _moving(bar)
+        room = 7 * len(text) + (14 if look_name == "exposed" else 4)
+        if bar.bucket < 0 or per_track < 9 or (bar.stop - begin) / 1e6 * px_per_ms < room:
             continue
-        begin, look_name = _moving(bar)
         fill, ink = (look.paper, look.ink) if slot.outline else LOOKS[look_name][:2]
         axes.text((begin + bar.stop) / 2e6, slot.top + (bar.track + 0.5) * per_track, text, color=ink, weight="bold",
                   fontsize=points(10.5 if per_track > 18 else 9), ha="center", va="center_baseline", zorder=6,

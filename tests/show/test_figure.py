@@ -82,6 +82,15 @@ def test_bucket_numbers_are_in_the_bars():
     assert set(texts(figure(update(buckets=4)))) >= {"0", "1", "2", "3"}
 
 
+@pytest.mark.parametrize(("ms", "hidden", "numbers"), [(4, False, False), (4, True, True), (6, False, True)])
+def test_a_number_on_stripes_needs_room_for_its_plate_and_stripes_beside_it(ms, hidden, numbers):
+    """Bars of 22 and of 33 pixels."""
+    spans = [Span(0, "compute", "device", "backward", 0, (100 if hidden else 1) * MS)]
+    spans += [Span(0, "comm", "wire", "all_reduce", k * ms * MS, (k + 1) * ms * MS, bucket=10 + k) for k in range(1, 4)]
+    spans += [Span(0, "comm", "wire", "send", 99 * MS, 100 * MS)]
+    assert ({"11", "12", "13"} <= set(texts(figure(Timeline.of(spans, "measured (cpu)"))))) is numbers
+
+
 def test_nothing_sent_is_not_zero_and_not_unknown():
     silent = Timeline.of([Span(0, "compute", "device", "forward", 0, 5 * MS)], "measured (cpu)")
     assert "nothing sent" in texts(figure(silent))
