@@ -21,8 +21,8 @@ class Batches:
         self._options, self._device = options, device
         self._text = _text(options)
         if len(self._text) <= options.length:
-            raise Refusal(f"--data has {len(self._text)} bytes, too few for rows of {options.length} + 1; shorten "
-                          "--length")
+            raise Refusal(f"the data has {len(self._text)} bytes, too few for rows of {options.length} + 1; shorten "
+                          "--length, or give more by --data and --data-mb")
         self.digest = hashlib.sha256(self._text.numpy()).hexdigest()
 
     def window(self, update: int, replica: int) -> list[data.Batch]:
@@ -39,5 +39,5 @@ def _text(options: Options) -> torch.Tensor:
     if options.data is None:
         return data.text(options.data_mb)
     with options.data.open("rb") as file:
-        raw = bytearray(file.read(int(options.data_mb * data.MB)))
+        raw = bytearray(file.read(min(int(options.data_mb * data.MB), options.data.stat().st_size)))
     return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)

@@ -21,6 +21,8 @@ from course_lib.job.together import JobError
 
 FORMAT = "course_lib.train checkpoint 1"
 MANIFEST = "manifest.json"
+_KEYS = {"identity": dict, "ranks": int, "files": dict}
+"""What every manifest has."""
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -51,11 +53,8 @@ def write(out: Path, step: int, name: str, state: Mapping[str, Any]) -> dict[str
     path = _unnamed(out, step) / name
     if not path.parent.is_dir():
         raise JobError(f"{path.parent} is not there: --out must be a folder that all nodes share")
-    with path.open("wb") as file:
-        hashed = _Hashed(file)
-        torch.save(dict(state), hashed)
-        _to_disk(file)
-    return {"bytes": hashed.bytes, "sha256": hashed.sha256.hexdigest()}
+    written = _save(path, state)
+    return {"bytes": written.bytes, "sha256": written.sha256.hexdigest()}
 
 
 def publish(out: Path, step: int, manifest: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]],
@@ -84,6 +83,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / MANIFEST).read_bytes())
         if found["format"] == FORMAT and folder.name == folder_of(folder, found["step"]).name:
+            if wrong := [key for key, kind in _KEYS.items() if not isinstance(found.get(key), kind)]:
+                raise ValueError(f"it gives no {wrong[0]!r}")
             return found
         reason = f"its {MANIFEST} says {found['format']!r}, step {found['step']}"
     except FileNotFoundError:
@@ -115,23 +116,43 @@ def read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]
 def write_file(path: Path, state: Mapping[str, Any]) -> None:
     """One file by itself, whole or not at all."""
     unnamed = path.with_name(f".{path.name}")
-    with unnamed.open("wb") as file:
-        torch.save(dict(state), file)
-        _to_disk(file)
+    _save(unnamed, state)
     os.rename(unnamed, path)
     _folder_to_disk(path.parent)
 
 
+def _save(path: Path, state: Mapping[str, Any]) -> _Hashed:
+    """On the disk on return. Raises `OSError` with the path where it could not be written."""
+    try:
+        with path.open("wb") as file:
+            hashed = _Hashed(file)
+            try:
+                torch.save(dict(state), hashed)
+            except RuntimeError:  # torch complains about its archive, and not about what the disk said
+                if hashed.failed is None:
+                    raise
+                raise hashed.failed from None
+            _to_disk(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return hashed
+
+
 class _Hashed:
-    """A file that is written once, from its beginning to its end, and its checksum."""
+    """A file that is written once, from its beginning to its end, its checksum, and why it could not be written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+        self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)
         self.bytes += memoryview(data).nbytes
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from course_lib import launch, record
 from course_lib.job import checkpoint
 from course_lib.job.batches import Batches
+from course_lib.job.lock import take
 from course_lib.job.mesh import mesh
 from course_lib.job.metrics import Metrics
 from course_lib.job.model import build, learning_rate
@@ -23,7 +25,7 @@ from course_lib.job.piped import Piped
 from course_lib.job.progress import Bar
 from course_lib.job.replicas import Replicas, saved_layout
 from course_lib.job.resume import Keeper
-from course_lib.job.together import JobError, together
+from course_lib.job.together import Diverged, JobError, together
 from course_lib.job.trainee import Made, Trainee
 from course_lib.launch.wire import Wire
 from course_lib.overlap import report
@@ -36,11 +38,21 @@ UNKNOWN = -1.0
 def train(options: Options) -> dict[str, Any] | None:
     """Train, from the newest checkpoint in `options.out` if there is one; to be called on every rank. Returns the last
     line of the metrics on rank 0, or None if nothing was left to do."""
-    options = options.laid_out(dist.get_world_size())
+    options, control = options.laid_out(dist.get_world_size()), Control(dist.group.WORLD)
+    with ExitStack() as held:
+        def make() -> None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            if dist.get_rank() == 0:
+                held.enter_context(take(options.out))
+
+        together(control, "making --out", make)
+        return _train(options, control)
+
+
+def _train(options: Options, control: Control) -> dict[str, Any] | None:
     nccl = launch.context().fabric.kind == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    grid, control, rank = mesh(options), Control(dist.group.WORLD), dist.get_rank()
-    together(control, "making --out", lambda: options.out.mkdir(parents=True, exist_ok=True))
+    grid, rank = mesh(options), dist.get_rank()
     data: list[Batches] = []
 
     def read() -> str:
@@ -109,12 +121,16 @@ def _updates(options: Options, trainee: Trainee, data: Batches, keeper: Keeper, 
             before = _sent()
             with profiled_step(step) if step in options.traced else nullcontext(), _measured(trainee, step) as seen:
                 seen.made = trainee.update(window)
-            row = _row(options, control, step, seen, before)
-            if step == max(options.traced, default=None):
+            saves = step % options.checkpoint_every == 0 or step == options.steps
+            row, fault = _row(options, control, step, seen, before, not saves or trainee.finite())
+            if options.traced and step == options.traced[-1]:
                 traces.close()
             if log is not None:
                 log.add(row)
-            if step % options.checkpoint_every == 0 or step == options.steps:
+            if fault:
+                raise Diverged(f"update {step}: {fault} is not finite, and would never be again, so the run ends here; "
+                               f"{_from_here(options)} a smaller --lr, a longer --warmup or a --max-norm")
+            if saves:
                 if log is not None:
                     log.sync()
                 keeper.save(trainee, step)
@@ -151,17 +167,29 @@ def _measured(trainee: Trainee, step: int) -> Iterator[_Seen]:
         seen.exposed_ms = (row.exposed or 0) / 1e6
 
 
-def _row(options: Options, control: Control, step: int, seen: _Seen, before: float) -> dict[str, Any]:
-    """The line of one update, from what all ranks saw. Times are those of the slowest rank, bytes of the one that sent
-    most; null is what cannot be known here."""
-    mine = struct.pack("<5d", seen.made.share, seen.made.norm, seen.seconds, seen.exposed_ms, _sent() - before)
-    notes = [struct.unpack("<5d", note) for note in control.exchange(mine, f"the end of update {step}")]
-    shares, norms, seconds, exposed, sent = zip(*notes)
-    tokens = options.global_batch * options.length
-    return {"step": step, "loss": sum(shares) / options.tp, "grad_norm": norms[0],
-            "lr": learning_rate(options, step - 1), "tokens": tokens, "tokens_per_s": tokens / max(seconds),
-            "step_ms": 1e3 * max(seconds), "exposed_ms": None if UNKNOWN in exposed else max(exposed),
-            "sent_bytes": max(sent) if isinstance(dist.group.WORLD, Wire) else None}
+def _row(options: Options, control: Control, step: int, seen: _Seen, before: float,
+         sound: bool) -> tuple[dict[str, Any], str | None]:
+    """The line of one update, from what all ranks saw, and what of it is not finite: the same on every rank. Times are
+    those of the slowest rank, bytes of the one that sent most; null is what cannot be known here. `sound`: this rank
+    has found nothing wrong with the parameters."""
+    mine = struct.pack("<5d?", seen.made.share, seen.made.norm, seen.seconds, seen.exposed_ms, _sent() - before, sound)
+    notes = [struct.unpack("<5d?", note) for note in control.exchange(mine, f"the end of update {step}")]
+    shares, norms, seconds, exposed, sent, sounds = zip(*notes)
+    tokens, loss = options.global_batch * options.length, sum(shares) / options.tp
+    finite = {"the loss": math.isfinite(loss), "the norm of the gradient": all(map(math.isfinite, norms)),
+              "a parameter": all(sounds)}
+    row = {"step": step, "loss": loss, "grad_norm": norms[0], "lr": learning_rate(options, step - 1), "tokens": tokens,
+           "tokens_per_s": tokens / max(seconds), "step_ms": 1e3 * max(seconds),
+           "exposed_ms": None if UNKNOWN in exposed else max(exposed),
+           "sent_bytes": max(sent) if isinstance(dist.group.WORLD, Wire) else None}
+    return row, next((what for what, ok in finite.items() if not ok), None)
+
+
+def _from_here(options: Options) -> str:
+    if not (saved := checkpoint.steps(options.out)):
+        return "there is no checkpoint yet, start again with"
+    folder = checkpoint.folder_of(options.out, saved[-1])
+    return f"{folder} is kept, go on from it (or delete it, and go on from the one before) with"
 
 
 def _sent() -> float:

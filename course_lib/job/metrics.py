@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from course_lib.job.together import JobError
 
 
 class Metrics:
@@ -15,16 +19,30 @@ class Metrics:
 
     def __init__(self, path: Path, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab+", buffering=0)
+        self._path, self._file = path, path.open("ab+", buffering=0)
         self._file.truncate(_end_of(path, step))
 
     def add(self, row: dict[str, Any]) -> None:
-        """One write for the whole line, so that a kill leaves all of it or nothing."""
-        self._file.write(json.dumps(row).encode() + b"\n")
+        """One write for the whole line, so that a kill leaves all of it or nothing. A number that is not finite becomes
+        null: JSON has no word for it."""
+        known = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+                 for key, value in row.items()}
+        line = json.dumps(known, allow_nan=False).encode() + b"\n"
+        with self._writing():
+            while line:  # the rest of what a full disk took in part says why
+                line = line[self._file.write(line):]
 
     def sync(self) -> None:
         """Everything is on the disk on return: a checkpoint never knows more updates than the file."""
-        os.fsync(self._file.fileno())
+        with self._writing():
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JobError(f"{self._path} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         self._file.close()

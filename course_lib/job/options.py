@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ LOCAL, SHARDED = ("local-sgd", "diloco"), ("zero1", "zero2", "zero3")
 SPLIT = ("zero-bubble", "zb-v")
 """Pipelines that run the backward pass in two halves."""
 PIPELINES = ("1f1b", "gpipe", "interleaved", *SPLIT)
+MOST = 2**43
+"""The largest whole number, and size in bytes. Batches are seeded with a million times as much, which has 64 bits."""
+RATE = 1e37
+"""The largest that optimizers take: AdamW's first step multiplies it by 10, in float32."""
 SCHEMES = ("none", "fp16", "bf16", "onebit", "topk", "powersgd")
 
 
@@ -85,7 +90,17 @@ class Options:
                             ("local_steps", 1), ("powersgd_rank", 1), ("checkpoint_every", 1), ("keep", 1)):
             if getattr(self, name) < least:
                 raise Refusal(f"{flag(name)} {getattr(self, name)}: give a whole number of {least} or more")
-        for name in ("bucket_mb", "lr", "data_mb"):
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, int) and abs(value) > MOST:
+                raise Refusal(f"{flag(one.name)} {str(value)[:30]}: give a whole number of {MOST} or less")
+        for name in ("lr", "weight_decay", "outer_lr"):
+            if getattr(self, name) > RATE:
+                raise Refusal(f"{flag(name)} {getattr(self, name)}: give a number of {RATE} or less")
+        if not 1 <= self.data_mb * 2**20 <= MOST:
+            raise Refusal(f"--data-mb {self.data_mb}: give a size of a byte or more, in MB (2**20 bytes), and at most "
+                          f"{MOST // 2**20}")
+        for name in ("bucket_mb", "lr"):
             if not getattr(self, name) > 0:
                 raise Refusal(f"{flag(name)} {getattr(self, name)}: give a number above 0")
         for name in ("max_norm", "weight_decay", "outer_lr"):
@@ -133,6 +148,8 @@ class Options:
     def laid_out(self, ranks: int) -> Options:
         """These options with `dp`, `micro_steps` and `global_batch` filled in for a number of ranks. Raises `Refusal`
         where they do not fit."""
+        if ranks < 1:
+            raise Refusal(f"--ranks {ranks}: give a whole number of 1 or more")
         each = self.pp * self.tp
         dp = self.dp or ranks // each
         if self.dp and dp * each != ranks:
@@ -167,11 +184,14 @@ class Options:
         """The updates to profile, counted from 1."""
         if not self.trace_steps:
             return range(0)
-        first, _, last = self.trace_steps.partition("-")
-        if not (first.isdigit() and (last or first).isdigit() and 1 <= int(first) <= int(last or first)):
+        found = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", self.trace_steps)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last:
             raise Refusal(f"--trace-steps {self.trace_steps}: give an update, counted from 1, or a range of them, as 5 "
                           "or 5-7")
-        return range(int(first), int(last or first) + 1)
+        if first > self.steps:
+            raise Refusal(f"--trace-steps {self.trace_steps}: --steps {self.steps} is the last update")
+        return range(first, last + 1)
 
     def identity(self) -> dict[str, Any]:
         """What a run keeps from its first update to its last, by option. A checkpoint of another is not its own."""

@@ -75,5 +75,7 @@ def _first(schedule: Schedule, mesh: Mesh) -> bool:
 
 
 def _buckets(module: nn.Module, bucket_mb: float) -> int:
-    """Parts of a stage of at most about the asked size. Every rank comes to the same number for every stage."""
-    return max(1, round(sum(p.numel() * p.element_size() for p in module.parameters()) / (bucket_mb * MB)))
+    """Parts of a stage of at most about the asked size, of a parameter or more. Every rank comes to the same number for
+    every stage."""
+    params = list(module.parameters())
+    return max(1, round(min(len(params), sum(p.numel() * p.element_size() for p in params) / (bucket_mb * MB))))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from course_lib.job import checkpoint
+from course_lib.job.metrics import rows
 
 EVERY_S = 5.0
 """How often a line is written where there is no terminal."""
@@ -34,3 +38,11 @@ class Bar:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+def interrupted(out: Path) -> str:
+    """What to say of a run that somebody has stopped, from what it left."""
+    metrics = out / "metrics.jsonl"
+    made, saved = rows(metrics) if metrics.is_file() else [], checkpoint.steps(out)
+    return (f"interrupted at step {made[-1]['step'] if made else 0}; run the same command again to " +
+            (f"go on from step {saved[-1]}" if saved else "start anew, as there is no checkpoint yet"))

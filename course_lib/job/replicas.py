@@ -119,5 +119,8 @@ def _settings(options: Options, compressor: Compressor | None,
 def _compressor(options: Options, model: GPT) -> Compressor | None:
     if options.compress == "none":
         return None
-    settings = {"topk": {"k": options.topk}, "powersgd": {"rank": options.powersgd_rank}}
-    return SCHEMES[options.compress](model, **settings.get(options.compress, {}))
+    settings = {"onebit": {}, "topk": {"k": options.topk}, "powersgd": {"rank": options.powersgd_rank}}
+    scheme = SCHEMES[options.compress]
+    if options.compress not in settings:
+        return scheme(model)
+    return scheme(model, on_nonfinite="nan", **settings[options.compress])  # the norm says it, as without compression

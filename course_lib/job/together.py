@@ -14,6 +14,10 @@ class JobError(RuntimeError):
     """The run cannot go on as it was asked to; the same sentence on every rank says why and what to do."""
 
 
+class Diverged(JobError):
+    """Its numbers are not finite any more, and no later update would make them so."""
+
+
 def together(control: Control, what: str, do: Callable[[], Any]) -> list[Any]:
     """Call `do` on every rank, and give all ranks' answers (JSON values), in rank order.
 

@@ -45,6 +45,11 @@ class Trainee(ABC):
     def update(self, window: Sequence[Batch]) -> Made:
         """Forward, backward, synchronisation, clipping, step. Collective call."""
 
+    def finite(self) -> bool:
+        """Are the parameters, as far as this rank steps on them?"""
+        params = (p for group in self.groups for p in group["params"])
+        return bool(torch.stack([p.detach().isfinite().all() for p in params]).all())
+
     def cell(self) -> dict[str, Any]:
         """What all replicas of this rank hold alike. Collective call."""
         return {"model": {name: p.detach() for name, p in self.params.items()},

@@ -15,7 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_lib.job.loop import train
 from course_lib.job.options import Options, Refusal, flag
-from course_lib.job.together import JobError
+from course_lib.job.progress import interrupted
+from course_lib.job.together import Diverged, JobError
 from course_lib.launch import PRESETS, Fabric, RankFailed, run
 from course_lib.launch.elastic import join
 from course_lib.launch.processes import die_with_parent
@@ -29,10 +30,14 @@ them on this machine, with emulated wires between them. A run that finds a check
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        raise SystemExit(self.leave(2, message))
+
+    @staticmethod
+    def leave(code: int, message: str) -> int:
         """One sentence, from one rank."""
         if os.environ.get("RANK", "0") == "0":
             print(f"course_lib.train: {message}.", file=sys.stderr, flush=True)
-        raise SystemExit(2)
+        return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 @record
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the run failed, 2 it was refused."""
+    """Exit code: 0 done, 1 the run failed or diverged, 2 it was refused, 130 somebody interrupted it."""
     speaker = parser()
     given = vars(speaker.parse_args(arguments))
     if given.pop("slurm"):
@@ -80,6 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dist.destroy_process_group()
         else:
             _run(options, ranks, asked)
+    except KeyboardInterrupt:
+        return speaker.leave(130, interrupted(given["out"]))
+    except Diverged as error:
+        return speaker.leave(1, str(error))
     except (ValueError, JobError) as error:
         if not isinstance(error, Refusal | JobError) and started:
             raise

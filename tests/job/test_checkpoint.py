@@ -23,7 +23,7 @@ NAMES = ("rank-0.pt", "stage-0-shard-0.pt")
 def save(out: Path, step: int, keep: int = 2) -> None:
     checkpoint.begin(out, step)
     files = {name: checkpoint.write(out, step, name, {"x": torch.full((1000,), float(step))}) for name in NAMES}
-    checkpoint.publish(out, step, {"identity": {}}, files, keep)
+    checkpoint.publish(out, step, {"identity": {}, "ranks": 1}, files, keep)
 
 
 def read(out: Path, step: int) -> set[float]:
@@ -105,11 +105,23 @@ def code(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+def spoilt(key: str, value):
+    """The manifest with something else there, which null is too."""
+    def change(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, key: value}))
+    return change
+
+
 DAMAGE = {"content": (other_content, "not what was written"),
           "missing": (lambda f: (f / NAMES[0]).unlink(), "missing"), "code": (code, "cannot be used"),
           "no manifest": (lambda f: (f / "manifest.json").unlink(), "has no manifest"),
           "cut manifest": (lambda f: os.truncate(f / "manifest.json", 20), "cannot be read"),
           "list": (lambda f: (f / "manifest.json").write_text("[]"), "cannot be read"),
+          **{key: (spoilt(key, value), f"cannot be read: it gives no '{key}'")
+             for key, value in (("identity", []), ("ranks", None), ("files", 3))},
+          "no identity": (lambda f: (f / "manifest.json").write_text(json.dumps(
+              {"format": checkpoint.FORMAT, "step": 1})), "cannot be read: it gives no 'identity'"),
           "foreign": (lambda f: (f / "manifest.json").write_text('{"format": "other", "step": 1}'), "says 'other'"),
           "renamed": (lambda f: f.rename(f.with_name("step-00000009")), "step 1")}
 
@@ -133,6 +145,30 @@ def test_a_folder_that_nodes_do_not_share_is_named(tmp_path: Path) -> None:
         checkpoint.write(tmp_path / "there", 1, NAMES[0], {})
     with pytest.raises(JobError, match=r"rank-0\.pt, which another rank wrote.*all nodes share"):
         checkpoint.publish(tmp_path / "here", 1, {}, {NAMES[0]: {"bytes": 1, "sha256": ""}}, 2)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is full")
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_a_full_disk_is_one_sentence(tmp_path: Path, size: int) -> None:
+    """However much of a file there was when it became full."""
+    state, full = {"x": torch.ones(size)}, "No space left on device: '.*"
+    (checkpoint.begin(tmp_path, 1) / NAMES[0]).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=full + NAMES[0]):
+        checkpoint.write(tmp_path, 1, NAMES[0], state)
+    (tmp_path / ".model.pt").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=full + "model.pt"):
+        checkpoint.write_file(tmp_path / "model.pt", state)
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    with (open("/dev/full", "wb", buffering=0) as metrics._file,
+          pytest.raises(JobError, match=r"metrics\.jsonl cannot be written: No space left")):
+        metrics.add({"step": 1, "loss": 1.0})
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.add({"step": 1, "loss": float("nan"), "grad_norm": float("-inf"), "lr": 1e-3, "exposed_ms": None})
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "loss": null, "grad_norm": null, "lr": 0.001, "exposed_ms": null}\n')
 
 
 def test_lines_after_the_checkpoint_and_what_a_kill_left_are_cut_off(tmp_path: Path) -> None:

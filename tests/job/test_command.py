@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from course_lib.job import checkpoint, lock
+from course_lib.job.batches import Batches
+from course_lib.job.loop import train
 from course_lib.job.metrics import rows
-from course_lib.job.options import Options
-from course_lib.job.together import JobError, together
+from course_lib.job.options import MOST, Options
+from course_lib.job.progress import interrupted
+from course_lib.job.together import Diverged, JobError, together
 from course_lib.launch import RankFailed, run
 from course_lib.train import __main__ as command
 from course_lib.train.control import Control
@@ -31,7 +39,12 @@ REFUSED = {  # arguments, and what the sentence must name
     "--global-batch 6": "--batch 4 on 2 replicas: .* more than B = 6",
     "--topk 2 --compress topk": "at most 1", "--trace-steps 5-3": "or a range", "--trace-steps x": "or a range",
     "--data nowhere.txt": "no such file", "--lr 0": "above 0", "--momentum 1": "not including, 1", "--nodes 3": "nodes",
-    "--fabric slow": "slow", "--inter 1GbE": "nodes=2", "--step 3": "--step", "--ranks 0": "ranks"}
+    "--fabric slow": "slow", "--inter 1GbE": "nodes=2", "--step 3": "--step", "--ranks 0": "--ranks 0",
+    "--ranks -1": "--ranks -1: .* 1 or more", f"--seed {10**22}": "--seed 10000.* or less",
+    f"--warmup {10**400}": "--warmup 1000.* or less", "--data-mb inf": "--data-mb inf: .* at most",
+    "--data-mb 1e-9": "--data-mb 1e-09: .*a byte or more", "--lr inf": "or less", "--weight-decay inf": "or less",
+    f"--trace-steps {10**20}-{10**23}": "or a range", "--trace-steps ²": "or a range",
+    "--trace-steps 101-102": "--steps 100 is the last"}
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
@@ -90,6 +103,133 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_on_all_ranks(tmp_path: 
         run(several, [options(tmp_path)], ranks=2, fabric="loopback")
     assert isinstance(failed.value.__cause__, JobError)
     assert re.fullmatch("rank 0: .*Is a directory.*metrics.jsonl'", str(failed.value.__cause__))
+
+
+def test_seeds_and_sizes_at_their_limits_give_batches(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(bytes(range(100)))
+    for seed in (-MOST, MOST):
+        one = options(tmp_path, seed=seed, data=data, data_mb=MOST / 2**20).laid_out(1)
+        assert len(Batches(one, torch.device("cpu")).window(10**6, 0)) == one.micro_steps
+
+
+def refused_beside_another() -> str:
+    lock.PATIENCE_S = 0.3
+    with pytest.raises(JobError) as refused:
+        train(options(Path("shared")))
+    return str(refused.value)
+
+
+def test_a_second_run_in_a_folder_is_refused_and_leaves_the_first_ones_files(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("shared")
+    out.mkdir()
+    (out / "metrics.jsonl").write_text("mine")
+    with lock.take(out):
+        said = run(refused_beside_another, ranks=2, fabric="loopback")
+    assert said == [f"rank 0: another run (process {os.getpid()} on {socket.gethostname()}) writes to shared; wait for "
+                    "its end, or give another --out"] * 2
+    assert (out / "metrics.jsonl").read_text() == "mine" and sorted(p.name for p in out.iterdir()) == [
+        ".lock", "metrics.jsonl"]
+
+
+def test_a_run_waits_for_the_one_that_is_being_killed(tmp_path: Path) -> None:
+    """torchrun starts ranks again while old ones may still be there."""
+    held, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with lock.take(tmp_path):
+            os.write(told, b"x")
+            time.sleep(60)
+        os._exit(0)
+    os.read(held, 1)
+    timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    begin = time.monotonic()
+    timer.start()
+    with lock.take(tmp_path):
+        assert 0.4 < time.monotonic() - begin < lock.PATIENCE_S
+    os.waitpid(pid, 0)
+    with lock.take(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch, capsys) -> None:
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", none)
+    lock.take(tmp_path).close()
+    said = capsys.readouterr().err
+    assert str(tmp_path) in said and "No locks available" in said and said.count("\n") == 1
+
+
+def ends_of(runs: list[Options]) -> list[str]:
+    said = []
+    for one in runs:
+        with pytest.raises(Diverged) as ended:
+            train(one)
+        said.append(str(ended.value))
+    return said
+
+
+HUGE = {"optimizer": "sgd", "lr": 1e30, "warmup": 0, "max_norm": 0.0, "checkpoint_every": 1, "steps": 9}
+WILD = {"plain": {}, "onebit": {"compress": "onebit"}, "topk": {"compress": "topk"}, "fp16": {"compress": "fp16"},
+        "powersgd": {"compress": "powersgd"}, "zero2": {"strategy": "zero2"}, "pp": {"pp": 2},
+        "local-sgd": {"strategy": "local-sgd", "local_steps": 4}}
+
+
+def test_a_run_that_diverges_ends_says_where_and_keeps_its_checkpoint(tmp_path: Path) -> None:
+    made = {name: options(tmp_path / name, **HUGE, **how) for name, how in WILD.items()}
+    for said in run(ends_of, list(made.values()), ranks=2, fabric="loopback"):
+        for one, sentence in zip(made.values(), said):
+            lines = [json.loads(line, parse_constant=pytest.fail)
+                     for line in (one.out / "metrics.jsonl").read_text().splitlines()]
+            last = lines[-1]
+            assert 2 <= last["step"] < one.steps and None in (last["loss"], last["grad_norm"])
+            assert None not in [line[key] for line in lines[:-1] for key in ("loss", "grad_norm")]
+            assert re.match(rf"update {last['step']}: the .* is not finite.*step-{last['step'] - 1:08d} is kept.* --lr",
+                            sentence) and "\n" not in sentence
+            assert checkpoint.steps(one.out)[-1] == last["step"] - 1 and not (one.out / "model.pt").exists()
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    wild = HUGE | {"lr": 1e37, "weight_decay": 1e10, "steps": 1}
+    made = [options(tmp_path / name, **wild, **WILD[name]) for name in ("plain", "zero2")]
+    (said,) = run(ends_of, made, ranks=1, fabric="loopback")
+    for one, sentence in zip(made, said):
+        assert sentence.startswith("update 1: a parameter is not finite") and "no checkpoint yet" in sentence
+        assert checkpoint.steps(one.out) == [] and not (one.out / "model.pt").exists()
+
+
+def test_a_run_that_diverged_is_one_sentence_and_exit_code_1(monkeypatch, capsys) -> None:
+    def fails(*_, **__):
+        raise RankFailed(1, "a traceback", None) from Diverged("update 7: the loss is not finite")
+
+    monkeypatch.setattr(command, "run", fails)
+    assert command.main([]) == 1
+    assert capsys.readouterr().err == "course_lib.train: update 7: the loss is not finite.\n"
+
+
+def test_an_interrupt_says_where_the_run_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "course_lib.train", *SMALL, "--steps", "100000", "--ranks", "1", "--fabric",
+             "loopback", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
+    try:
+        until(lambda: checkpoint.steps(out))
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(30) == 130
+    finally:
+        process.poll() is None and os.killpg(process.pid, signal.SIGKILL)
+    step, saved = rows(out / "metrics.jsonl")[-1]["step"], checkpoint.steps(out)[-1]
+    assert (tmp_path / "said").read_text() == (f"course_lib.train: interrupted at step {step}; run the same command "
+                                               f"again to go on from step {saved}.\n")
+
+
+def test_an_interrupt_before_the_first_checkpoint_says_so(tmp_path: Path) -> None:
+    assert interrupted(tmp_path / "none") == ("interrupted at step 0; run the same command again to start anew, as "
+                                              "there is no checkpoint yet")
 
 
 STEPS, EVERY = 40, 10

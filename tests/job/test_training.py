@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from course_lib.job.options import Options
+from course_lib.job.piped import _buckets
 from course_lib.launch import run
 from tests.job.runs import alone, differs, not_the_same, options, several, whole_and_in_two
+
+
+def test_a_stage_has_no_more_buckets_than_parameters() -> None:
+    """Their number is in the schedule, which is proved action by action."""
+    stage = torch.nn.Linear(512, 512)
+    assert [_buckets(stage, mb) for mb in (1e-9, 5e-324, 0.6, 100.0, float("inf"))] == [2, 2, 2, 1, 1]
+
 
 SGD = {"optimizer": "sgd", "lr": 0.1}
 """AdamW divides by the size of a gradient, and so magnifies what summing in another order does."""
