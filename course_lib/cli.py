@@ -218,7 +218,7 @@ def tune(
 def plan(
     model: Annotated[str, typer.Option(help="A preset (7B, llama3-8B, 175B, …) or layers=32,width=4096,…")] = "7B",
     gpus: Annotated[int, typer.Option(help="How many GPUs.")] = 64,
-    gpu: Annotated[str, typer.Option(help="a100-40, a100-80, h100, h200 or b200.")] = "a100-80",
+    gpu: Annotated[str, typer.Option(help="a100-40, a100-80, h100, h100-96, h200 or b200.")] = "a100-80",
     global_batch: Annotated[int, typer.Option(help="B: rows of one update, over all GPUs.")] = 1024,
     seq: Annotated[int | None, typer.Option(help="Tokens of a row. Without: the model's.")] = None,
     micro_batch: Annotated[int | None, typer.Option(help="b: only this micro-batch.")] = None,

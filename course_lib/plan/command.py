@@ -6,22 +6,27 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from course_lib.plan.footprint import usable
 from course_lib.plan.hardware import GIB, GPUS, Cluster
-from course_lib.plan.published import sources
+from course_lib.plan.published import memory_shortfall, sources
 from course_lib.plan.search import NAMES, Found, Plan, slower_because
 from course_lib.plan.shape import ModelShape
 from course_lib.plan.timing import INTERFERENCE
-from course_lib.plan.validate import compare, summaries
+from course_lib.plan.validate import compare, median_error, most_mfu, summaries
 from course_lib.terminal import console
 
 FORMAT = 1
+NEAR = 0.01
+"""Plans that differ in interleaving only are one row, which counts those within this share of the fastest."""
+RECOMPUTES = {"alternate": "backward computes every second matrix product again",
+              "full": "backward computes whole layers again"}
 KINDS = {"s": "time", "MFU": "MFU", "bytes": "memory"}
 
 
@@ -35,19 +40,21 @@ def show(found: Found, shape: ModelShape, cluster: Cluster, B: int, top: int, be
     if not found.fitting:
         out.print(Text("Nothing fits", style="bold"))
     else:
-        out.print(_table("Fastest that fit", found.fitting[:top], shape, cluster))
+        shown = _by_layout(found.fitting)[:top]
+        out.print(_table("Fastest that fit", shown, shape, cluster))
+        _legend(shown, shape, cluster)
         _details(found.fitting[0])
     if best:
         out.print(Text("\nBest for each data-parallel degree D", style="bold"))
         for D, plan in sorted(({best.step.D: best} | found.best_by_degree()).items()):
-            out.print(Text(f"D = {D}: {plan.layout}, N = {plan.step.N}, {plan.step.total:.2f} s, "
+            out.print(Text(f"D = {D}: {_name(plan)}, N = {plan.step.N}, {plan.step.total:.2f} s, "
                            f"{slower_because(plan, best)}"))
     if found.too_large:
         parts = ", ".join(f"{count} by {part}" for part, count in
                           Counter(plan.memory.largest for plan in found.too_large).most_common())
         nearest = min(found.too_large, key=lambda plan: plan.memory.total)
         out.print(Text(f"\n{len(found.too_large)} layouts need more memory than there is", style="bold"))
-        out.print(f"{parts}. The nearest, {nearest.layout}, {nearest.refused}.")
+        out.print(f"{parts}. The nearest, {_name(nearest)}, {nearest.refused}.")
     if found.impossible:
         out.print(Text(f"\n{sum(count for count, _ in found.impossible)} layouts are impossible", style="bold"))
         for count, sentence in found.impossible:
@@ -56,20 +63,57 @@ def show(found: Found, shape: ModelShape, cluster: Cluster, B: int, top: int, be
 
 def _details(plan: Plan) -> None:
     out = console(sys.stdout)
-    out.print(Text(f"\nThe first, {plan.layout}, by part", style="bold"))
+    out.print(Text(f"\nThe first, {_name(plan)}, by part", style="bold"))
     memory = ", ".join(f"{part} {size / GIB:.1f}" for part, size in plan.memory.parts().items())
     seconds = ", ".join(f"{NAMES[part]} {value:.2f}" for part, value in plan.step.parts().items())
-    out.print(f"Memory in GiB: {memory}.\nStep in seconds: {seconds}.")
+    out.print(f"Memory in GiB: {memory}. Working is what comes and goes within a step: the loss, the layer that is "
+              f"computed, gathered weights.\nStep in seconds: {seconds}.")
 
 
-def _table(title: str, plans: Sequence[Plan], shape: ModelShape, cluster: Cluster) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    table.add_column("layout")
-    for name in ("D", "N", "GiB", "s", "bubble", "TP", "PP", "DP", "MFU", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _name(plan: Plan) -> str:
+    """With D = 1, no stage of ZeRO shards anything."""
+    return str(plan.layout if plan.step.D > 1 else replace(plan.layout, stage=0))
+
+
+def _by_layout(plans: Sequence[Plan]) -> list[tuple[Plan, int]]:
+    """The fastest of those that differ in interleaving only, and how many of the others are within `NEAR` of it."""
+    groups: dict[Any, list[Plan]] = {}
     for plan in plans:
-        s = plan.step
-        table.add_row(str(plan.layout), str(s.D), str(s.N), f"{plan.memory.total / GIB:.1f}", f"{s.total:.2f}",
+        groups.setdefault(replace(plan.layout, interleaved=1), []).append(plan)
+    return [(best, sum(p.step.total <= (1 + NEAR) * best.step.total for p in others))
+            for best, *others in groups.values()]
+
+
+def _legend(shown: Sequence[tuple[Plan, int]], shape: ModelShape, cluster: Cluster) -> None:
+    plans, out = [plan for plan, _ in shown], console(sys.stdout)
+    layouts = [plan.layout for plan in plans]
+    said = ["TP·PP: tensor-parallel ranks · pipeline stages"]
+    said += ["v: parts of the model on each stage"] * any(one.interleaved > 1 for one in layouts)
+    said += [f"+n: n more v within {NEAR:.0%}"] * any(more for _, more in shown)
+    said += [f"recompute {kind}: {RECOMPUTES[kind]}" for kind in RECOMPUTES if kind in {o.recompute for o in layouts}]
+    said += ["b: rows of a micro-step", "D: replicas", "ZeRO: what they shard (–: nothing)",
+             "N: micro-steps of an update", "time: share of s, of communication what is exposed"]
+    out.print("; ".join(said) + ".")
+    out.print("Assumed: fused attention, sequence parallelism with TP, no dropout.")
+    if any(plan.tight for plan in plans):
+        out.print(f"* tight: fits {usable(cluster) / GIB:.1f} GiB only if predicted well; a published run took "
+                  f"{memory_shortfall() - 1:.0%} more than predicted. Try it first.")
+    most = most_mfu(cluster.gpu.name)
+    beyond = most is not None and max(plan.step.mfu(shape, cluster) for plan in plans) > most
+    out.print(f"s and MFU are a model's: in --validate its times are off by {median_error():.0%} in the median, so "
+              "rows that are closer are as good as equal." + beyond * " The published runs there reach "
+              f"{most or 0:.0%} MFU at most on this GPU: more is confirmed by none.")
+
+
+def _table(title: str, rows: Sequence[tuple[Plan, int]], shape: ModelShape, cluster: Cluster) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    table.add_column("layout", vertical="bottom")
+    for name in ("ZeRO", "D", "N", "GiB", "s", "bubble\ntime", "TP\ntime", "PP\ntime", "DP\ntime", "MFU", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan, more in rows:
+        s, sharded = plan.step, plan.layout.stage if plan.step.D > 1 else 0
+        table.add_row(str(replace(plan.layout, stage=0)) + f" +{more}" * bool(more), str(sharded or "–"), str(s.D),
+                      str(s.N), f"{plan.memory.total / GIB:.1f}" + ("*" if plan.tight else ""), f"{s.total:.2f}",
                       *(f"{part / s.total:.1%}" for part in (s.bubble, s.tensor, s.pipeline, s.data)),
                       f"{s.mfu(shape, cluster):.1%}", f"{s.tokens_per_s:,.0f}")
     return table
@@ -80,7 +124,7 @@ def as_json(found: Found, shape: ModelShape, cluster: Cluster, B: int, best: Pla
 
     def one(plan: Plan) -> dict[str, Any]:
         s = plan.step
-        return {"layout": asdict(plan.layout), "D": s.D, "N": s.N, "fits": plan.fits,
+        return {"layout": asdict(plan.layout), "D": s.D, "N": s.N, "fits": plan.fits, "tight": plan.tight,
                 "memory": plan.memory.parts() | {"total": plan.memory.total},
                 "seconds": s.parts() | {"total": s.total}, "tokens_per_s": s.tokens_per_s,
                 "mfu": s.mfu(shape, cluster), "why": plan.refused or (slower_because(plan, best) if best else "")}
@@ -103,13 +147,14 @@ def validate(csv: Path | None, leave_out: bool, as_json: bool) -> None:
         return
     out = console(sys.stdout)
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for name, justify in (("source", "left"), ("run", "left"), ("published", "right"), ("predicted", "right"),
-                          ("error", "right"), ("left out", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("source", "run"):
+        table.add_column(name)
+    for name in ("published", "predicted", "error", *["left out"] * leave_out):
+        table.add_column(name, justify="right")
     for row in rows:
         scale, unit = {"bytes": (GIB, " GiB"), "s": (1.0, " s"), "MFU": (0.01, " %")}[row.unit]
         table.add_row(row.source, row.name, f"{row.published / scale:.2f}{unit}", f"{row.predicted / scale:.2f}",
-                      f"{row.error:+.1%}", "" if row.left_out is None else f"{row.left_out:+.1%}")
+                      f"{row.error:+.1%}", *["" if row.left_out is None else f"{row.left_out:+.1%}"] * leave_out)
     out.print(table)
     told = sources()
     for title, errors in (("Error by source", summaries(rows)),

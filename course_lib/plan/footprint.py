@@ -74,9 +74,14 @@ def _whole_copies(shape: ModelShape, layout: Layout, gradient_bytes: int) -> flo
     return {2: gradient_bytes * largest, 3: (2 * 2 + gradient_bytes) * largest}.get(layout.stage, 0.0)
 
 
+def usable(cluster: Cluster) -> float:
+    """Bytes of a GPU that a layout may take."""
+    return cluster.gpu.memory - RUNTIME
+
+
 def why_not(found: Footprint, cluster: Cluster, layout: Layout) -> str:
     """"" if it fits the GPU, else a sentence: how much is missing, what takes most, and what would help."""
-    limit = cluster.gpu.memory - RUNTIME
+    limit = usable(cluster)
     if found.total <= limit:
         return ""
     sizes = ", ".join(f"{part} {size / GIB:.1f}" for part, size in found.parts().items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -36,6 +37,11 @@ class TimeRow:
         """Seconds by the model, with the GPU's own efficiency or another."""
         where = self.cluster.with_efficiency(efficiency) if efficiency else self.cluster
         return step(self.shape, where, self.layout, self.B).total
+
+    def published_mfu(self) -> float:
+        """By this package's count of the model's FLOPs."""
+        done = self.shape.flops_per_token * self.B * self.shape.length
+        return done / (self.seconds * self.cluster.gpus * self.cluster.gpu.flops)
 
     def predicted_mfu(self) -> float:
         return step(self.shape, self.cluster, self.layout, self.B).mfu(self.shape, self.cluster)
@@ -118,6 +124,12 @@ def _llm_foundry_row(row: dict[str, str]) -> TimeRow:
     again = " recompute" if layout.recompute == "full" else ""
     return TimeRow(f"llm-foundry {gpu}", f"{row['Model']} s{length} {gpus} GPUs b{b}{again}", shape, cluster(gpu, gpus),
                    layout, b * N * gpus, seconds, fitted=True)
+
+
+@lru_cache(maxsize=1)
+def memory_shortfall() -> float:
+    """How many times the predicted memory a published run took, at worst."""
+    return max(row.bytes / row.predicted() for row in memory_rows())
 
 
 def _seconds(row: dict, shape: ModelShape) -> float:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from course_lib.plan.footprint import Footprint, footprint, why_not
+from course_lib.plan.footprint import Footprint, footprint, usable, why_not
 from course_lib.plan.hardware import Cluster
 from course_lib.plan.layout import Layout, split
+from course_lib.plan.published import memory_shortfall
 from course_lib.plan.shape import ModelShape
 from course_lib.plan.timing import Step, step
 from course_lib.plan.volumes import Impossible
@@ -20,12 +21,14 @@ RECOMPUTED = ("none", "alternate", "full")
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout with what it takes. `refused` is "" if it fits the GPUs' memory, else why not."""
+    """A layout with what it takes. `refused` is "" if it fits the GPUs' memory, else why not; `tight` says that it
+    would not if it took as much more than predicted as the published run that is worst predicted."""
 
     layout: Layout
     memory: Footprint
     step: Step
     refused: str
+    tight: bool = False
 
     @property
     def fits(self) -> bool:
@@ -69,7 +72,9 @@ def search(shape: ModelShape, cluster: Cluster, B: int, *, micro_batch: int | No
         if D == 1 and layout.stage and stage is None:
             continue  # nothing to shard over: the same as stage 0
         memory = footprint(shape, layout, D, N)
-        plans.append(Plan(layout, memory, step(shape, cluster, layout, B), why_not(memory, cluster, layout)))
+        refusal = why_not(memory, cluster, layout)
+        tight = not refusal and memory.total * memory_shortfall() > usable(cluster)
+        plans.append(Plan(layout, memory, step(shape, cluster, layout, B), refusal, tight))
     impossible = tuple(sorted(refused.values(), reverse=True))
     if not plans:
         raise Impossible(_none_of(impossible) if impossible else

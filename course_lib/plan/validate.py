@@ -63,6 +63,17 @@ def summaries(rows: Sequence[Compared], *, leave_out: bool = False) -> list[Summ
     return found
 
 
+def median_error() -> float:
+    """Of the time of the published runs in the package, absolute and relative."""
+    return statistics.median(abs(row.predicted() / row.seconds - 1) for row in time_rows())
+
+
+def most_mfu(gpu: str) -> float | None:
+    """The highest of the published runs on that type of GPU, whatever its memory; None without any."""
+    kind = gpu.partition("-")[0]
+    return max((row.published_mfu() for row in time_rows() if family(row) == kind), default=None)
+
+
 def _memory(row: MemoryRow) -> Compared:
     return Compared(row.source, row.name, "bytes", row.bytes, row.predicted(), fitted=False)
 

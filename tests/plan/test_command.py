@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from course_lib.cli import app
+from course_lib.plan import GPUS
 
 
 def run(*arguments: str):
@@ -21,6 +22,50 @@ def test_the_case_of_the_course() -> None:
                  "layouts are impossible", "64 pipeline stages", "Predicted, not measured"):
         assert said in done.output
     assert max(map(len, done.output.splitlines())) <= 80
+
+
+def lines(*arguments: str) -> list[str]:
+    """The rows of the table."""
+    said = run(*arguments).output.splitlines()
+    first = next(i for i, line in enumerate(said) if line.startswith("layout"))
+    return said[first + 1:next(i for i, line in enumerate(said) if line.startswith("TP·PP: "))]
+
+
+def test_every_sign_of_the_table_is_explained() -> None:
+    arguments = ("--model", "llama-13B", "--gpus", "8", "--gpu", "a100-40", "--global-batch", "64")
+    said = " ".join(run(*arguments).output.split())
+    for words in ("v: parts of the model on each stage", "recompute alternate: backward", "+n: n more v within 1%",
+                  "–: nothing", "Assumed: fused attention, sequence parallelism with TP, no dropout", "* tight: fits",
+                  "11% more than predicted", "Working is what comes and goes"):
+        assert words in said, words
+    assert "recompute full:" not in said and "* tight" not in run("--tp", "8", "--pp", "8").output
+
+
+def test_a_figure_above_all_published_ones_says_so() -> None:
+    said = " ".join(run().output.split())
+    assert "reach 60% MFU at most" in said and "off by 4% in the median" in said
+    assert "MFU at most" not in run("--tp", "8", "--pp", "8").output
+
+
+def test_variants_of_one_layout_are_one_row() -> None:
+    rows = lines("--model", "llama2-70B", "--gpus", "64", "--global-batch", "64")
+    assert "v8 b1 +3 " in rows[0]
+    found = json.loads(run("--model", "llama2-70B", "--gpus", "64", "--global-batch", "64", "--json").output)
+    best = found["layouts"][0]
+    assert best["tight"] and {one["tight"] for one in found["layouts"]} == {True, False}
+    near = [one for one in found["layouts"] if one["layout"] | {"interleaved": 8} == best["layout"]
+            and one["fits"] and one["seconds"]["total"] <= 1.01 * best["seconds"]["total"]]
+    assert len(near) == 1 + 3
+
+
+def test_nothing_is_sharded_over_one_replica() -> None:
+    said = run("--dp", "1", "--zero", "1").output
+    assert "TP8·PP8 b4             – 1" in said and "ZeRO-1" not in said.split("D = 64")[0]
+
+
+def test_help_names_every_gpu() -> None:
+    said = run("--help").output
+    assert all(f" {name}" in said for name in GPUS)
 
 
 def test_json() -> None:
@@ -47,7 +92,7 @@ def test_validate() -> None:
     assert done.exit_code == 0
     for said in ("22B full", "Llama-3 8B 8 GPUs", "Error by source", "GPU-hours", "matmul 0."):
         assert said in done.output
-    assert "left out of the fit" not in done.output
+    assert "left out" not in done.output
     found = json.loads(run("--validate", "--json").output)
     assert found["rows"][0]["error"] == pytest.approx(found["rows"][0]["predicted"] / found["rows"][0]["published"] - 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from course_lib.plan import Impossible, Layout, cluster, model, step
+from course_lib.plan.published import memory_rows
 from course_lib.plan.search import MICRO_BATCHES, RECOMPUTED, search, slower_because
 
 SEVEN, SIXTY_FOUR = model("7B"), cluster("a100-80", 64)
@@ -39,6 +40,14 @@ def test_fastest_first_and_nothing_too_large_among_them(found) -> None:
     assert totals == sorted(totals)
     assert all(plan.fits and plan.memory.total < 80 * 2**30 for plan in found.fitting)
     assert found.too_large and all("largest part" in plan.refused for plan in found.too_large)
+
+
+def test_tight_is_what_the_worst_predicted_published_run_would_not_fit(found) -> None:
+    worst = max(row.bytes / row.predicted() for row in memory_rows())
+    assert 1.10 < worst < 1.12
+    for plan in (*found.fitting, *found.too_large):
+        assert plan.tight == (plan.fits and plan.memory.total * worst > 78 * 2**30)
+    assert any(plan.tight for plan in found.fitting) and not all(plan.tight for plan in found.fitting)
 
 
 def test_the_published_choice_of_the_course_is_not_the_fast_one(found) -> None:
