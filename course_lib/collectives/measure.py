@@ -13,8 +13,9 @@ from course_lib.launch.measure import fit, train_time_s
 from course_lib.link_cost import LinkCost
 from course_lib.simulate.collectives import Nodes, ring
 
-SIZES = (2**18, 2**20)
-"""Bytes; the segments of smaller rings would pass within the burst that a shaped wire allows."""
+SIZES = (2**10, 2**20)
+"""Bytes of a ring whose time is all α, and of one whose time is nearly all β. Large ones alone would not tell α: what a
+shaped wire may not send while a message waits out its latency, it sends at once afterwards."""
 
 
 def measure_message(group: dist.ProcessGroup | None = None, sizes: Sequence[int] = SIZES,
@@ -43,7 +44,7 @@ def measure_nodes(inner: dist.ProcessGroup, inter: dist.ProcessGroup, shared: bo
     """The wires inside and between nodes, with the groups of `node_groups()`; every rank calls it. Between nodes the
     first ranks alone send, so that what is found is the rate of a whole uplink. Raises `ValueError` for one node, or
     one rank a node."""
-    inside = measure_message(inner, sizes, 4 * repeats)  # fast, so cheap to repeat, and a busy moment weighs more
+    inside = measure_message(inner, sizes, 8 * repeats)  # fast, so cheap to repeat, and a busy moment weighs more
     dist.barrier()
     found = [measure_message(inter, sizes, repeats) if inner.rank() == 0 else None]
     dist.barrier()

@@ -110,6 +110,20 @@ def test_hierarchical_beats_the_flat_ring_by_the_factor_of_the_model(kind) -> No
     assert seconds["flat"] / seconds["hierarchical"] == pytest.approx(expected, rel=0.15)
 
 
+def wires():
+    inner, inter = node_groups()
+    return measure_nodes(inner, inter)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("shaped", marks=needs_shaped), "paced"])
+def test_the_latency_of_a_message_is_found(kind) -> None:
+    """A message cannot take less than the wire makes it wait, however much a shaped one lets pass at once then."""
+    fabric = Fabric(gbit=1.0, latency_us=200, nodes=2, inter_gbit=0.1, inter_latency_us=1000, kind=kind)
+    nodes = run(wires, ranks=4, fabric=fabric)[0]
+    assert nodes.inner.a_s >= 200e-6 and nodes.uplink.a_s >= 1000e-6
+    assert 8e-9 / nodes.uplink.beta_s_per_byte == pytest.approx(0.1, rel=0.1)
+
+
 def alone():
     measure_message()
 
