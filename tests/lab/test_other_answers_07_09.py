@@ -14,6 +14,8 @@ from course_lib.lab import evaluate
 from course_lib.lab.model import Planted
 from course_lib.lab.notebook import read_solution
 from course_lib.lab.registry import find
+from course_lib.link_cost import LinkCost
+from course_lib.simulate.collectives import best_equal_bucket, ring
 
 SOLUTIONS = sorted((Path(__file__).resolve().parents[2] / "solutions").glob("0[789]_*.py"))
 CELLS = {cell.metadata.exercise: cell.source for path in SOLUTIONS for cell in read_solution(path).cells
@@ -140,6 +142,22 @@ def on_a_grid(G_bytes, Tb_s, nodes, per_node, inner, uplink):
     return [best[1], torch.tensor(best[2])]
 
 
+def only_wires_that_are_there(G_bytes, Tb_s, nodes, per_node, inner, uplink):
+    """One node has no uplink, and a rank that is alone on its node no wire inside."""
+    n, there = nodes * per_node, [uplink] * (nodes > 1) + [inner] * (per_node > 1)
+    alpha, beta = (max(each) for each in zip(*there))
+    costs = {"flat": LinkCost(2 * (n - 1) * alpha, 2 * (n - 1) / n * beta)}
+    if len(there) == 2:
+        inside = ring(per_node, LinkCost(*inner))
+        between = ring(nodes, LinkCost(uplink[0], max(per_node * uplink[1], inner[1])))
+        costs["hierarchical"] = LinkCost(inside.a_s + between.a_s,
+                                         inside.beta_s_per_byte + between.beta_s_per_byte / per_node)
+    sizes = {name: best_equal_bucket(G_bytes, Tb_s, cost) for name, cost in costs.items()}
+    return min(sizes.items(), key=lambda item: max(
+        Tb_s * item[1] / G_bytes + costs[item[0]].a_s * G_bytes / item[1] + costs[item[0]].beta_s_per_byte * G_bytes,
+        Tb_s + costs[item[0]].cost(item[1])))
+
+
 RIGHT = [
     ("7.1", but("7.1", encode=lambda self, gradient, ranks, dtype=torch.float16: torch.tensor(
         [value / ranks for value in gradient.tolist()], dtype=dtype))),
@@ -147,6 +165,7 @@ RIGHT = [
     ("7.4", but("7.4", save=as_text, load=from_text)), ("8.1", but("8.1", finish=asks_each_in_turn)),
     ("8.2", but("8.2", apply_oldest=adds_into_a_gradient)), ("8.3", but("8.3", step=outer_step_in_numpy)),
     ("9.1", waits_for_sends_at_the_end), ("9.2", gathers_by_adding_zeros), ("9.3", on_a_grid),
+    ("9.3", only_wires_that_are_there),
 ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ The learner writes `choose(G_bytes, Tb_s, nodes, per_node, inner, uplink)`:
   which all ranks of a node send at once.
 - Either way a bucket costs c(S) = a + b·S. `G_bytes` become ready evenly over `Tb_s`; equal buckets of S arrive at
   max(Tb·S/G + a·G/S + b·G, Tb + a + b·S).
-- The result is ("flat" or "hierarchical", S), of all choices the one that arrives first, with S from 0 to G.
+- The result is ("flat" or "hierarchical", S), of all choices the one that arrives first, with S from 0 to G. With one
+  node, or one rank a node, both are one ring, and either name is right.
 
 An answer passes when it arrives within 1 % of the best. Wrong answers are recognised by computing them.
 """
@@ -60,6 +61,10 @@ MISTAKES = {
     "always_hierarchical": "You always take two levels. They always have the lower latency. But where the uplink is as "
     "good as the wires inside, a byte costs more: all ranks of a node queue for it, and the one message of a flat ring "
     "that leaves a node shares it with no other. Compare arrivals, not latencies.",
+    "one_node": "With one node no message leaves it: there are no hops between, and the slowest message of the flat "
+    "ring is one inside. You let it pay the uplink.",
+    "one_rank": "With one rank on each node no message stays inside: every hop goes over the uplink. You let the ring "
+    "pay the wires inside.",
     "root_everywhere": "On a fast wire your bucket is too large. Once the wire keeps up with backward, only the last "
     "bucket is exposed: the smallest size that keeps up wins. `best_equal_bucket` knows both cases.",
 }
@@ -98,7 +103,7 @@ class Case(NamedTuple):
         name, S = self.best()
         said = f"{self.name!r}, {self.S / MB:.3g} MB" if isinstance(self.S, float) else f"{self.name!r}"
         late = f", arrives at {self.arrival(self.name, self.S) * 1e3:.0f} ms" if self._computable() else ""
-        return (f"choose({self.G / MB:.0f} MB, {self.Tb:g} s, {self.nodes} nodes of {self.per_node}, "
+        return (f"choose({self.G / MB:.0f} MB, {self.Tb:g} s, nodes={self.nodes}, per_node={self.per_node}, "
                 f"inner={_shown(self.inner)}, uplink={_shown(self.uplink)}) gave {said}{late}; {name!r}, "
                 f"{S / MB:.3g} MB arrives at {self.arrival(name, S) * 1e3:.0f} ms")
 
@@ -108,13 +113,13 @@ class Case(NamedTuple):
 
 @exercise("9.3", title="a bucket for each wire", minutes=8, needs="choose", hints=HINTS, mistakes=MISTAKES)
 def choose_the_bucket(answer: Callable, draw: random.Random) -> Verdict:
-    """Rows over some fifty clusters: slow uplinks and good ones, high latency and low."""
-    cases = []
-    for given in [_drawn(draw, kind) for kind in range(5) for _ in range(10)]:
+    """Rows over some sixty clusters: slow uplinks and good ones, high latency and low, one node, one rank a node."""
+    cases, single = [], []
+    for given in [*(_drawn(draw, kind) for kind in range(5) for _ in range(10)), *_drawn_single(draw)]:
         got = _asked(answer, given)
         if isinstance(got, Row):
             return Verdict((got,), "no_result" if "gave None" in got.seen else "")
-        cases.append(got)
+        (single if 1 in (got.nodes, got.per_node) else cases).append(got)
     flat, two = [c for c in cases if c.best()[0] == "flat"], [c for c in cases if c.best()[0] != "flat"]
     later = [(c, _asked(answer, c._replace(inner=(4 * c.inner[0], c.inner[1]), uplink=(4 * c.uplink[0], c.uplink[1]))))
              for c in cases[:10]]  # fmt: skip
@@ -123,10 +128,11 @@ def choose_the_bucket(answer: Callable, draw: random.Random) -> Verdict:
         _row("the right algorithm", "the one that arrives first", cases, lambda c: c.name == c.best()[0]),
         _row("its bucket, where the flat ring is better", "arrives within 1 % of the best", flat, Case.right),
         _row("its bucket, where two levels are better", "arrives within 1 % of the best", two, Case.right),
+        _row("one node, or one rank on each", "arrives within 1 % of the best", single, Case.right),
         Row("four times the latency", not shrunk, "in the same algorithm no smaller bucket",
             str(shrunk[0]) if shrunk else f"held in {len(later)} of {len(later)} clusters"),
     )  # fmt: skip
-    return Verdict(rows, "" if all(row.ok for row in rows) else "upside_down" if shrunk else _mistake(cases))
+    return Verdict(rows, "" if all(row.ok for row in rows) else "upside_down" if shrunk else _mistake(cases, single))
 
 
 def _asked(answer: Callable, given: Case) -> Case | Row:
@@ -142,8 +148,12 @@ def _asked(answer: Callable, given: Case) -> Case | Row:
         return Row("returns a name and a size", False, '("flat" or "hierarchical", bytes)', f"{shown} gave {got!r}")
 
 
-def _mistake(cases: list[Case]) -> str:
-    """The mistake whose answers are those that were given, in all clusters."""
+def _mistake(cases: list[Case], single: list[Case]) -> str:
+    """The mistake whose answers are those that were given, in all clusters; or the one that shows in a single node, or
+    with single ranks, alone."""
+    if all(map(Case.right, cases)):
+        wrong = [c for c in single if not c.right()]
+        return "one_node" if all(c.nodes == 1 for c in wrong) else "one_rank" if all(c.nodes > 1 for c in wrong) else ""
     for key, wrong in _WRONG:
         if all(c.like(wrong(c)) for c in cases):
             return key
@@ -234,6 +244,17 @@ def _drawn(draw: random.Random, kind: int) -> Case:
         times = sorted(case.arrival(name, best_equal_bucket(G, Tb, cost)) for name, cost in case.costs().items())
         if times[1] > 1.03 * times[0]:
             return case
+
+
+def _drawn_single(draw: random.Random) -> list[Case]:
+    """One node, and nodes of one rank. The uplink is late, and backward faster than any of the wires, so that whoever
+    takes one of them for the other is far off."""
+    cases = []
+    for nodes, per_node in ((1, 4), (1, 8), (4, 1), (8, 1)) * 2:
+        G, Tb = draw.choice([50, 100, 400]) * MB, draw.choice([0.05, 0.1, 0.3])
+        alpha, beta = float(f"{draw.uniform(5, 30):.3g}") * 1e-6, float(f"{draw.uniform(1, 2) * Tb / G:.3g}")
+        cases.append(Case(G, Tb, nodes, per_node, (alpha, beta), (100 * alpha, 1.5 * beta)))
+    return cases
 
 
 def _shown(wire: tuple[float, float]) -> str:
