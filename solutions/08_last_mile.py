@@ -24,6 +24,7 @@ lab.begin(submission, device)
 
 # %% id="imports"
 from functools import partial
+from textwrap import fill
 
 from course_lib import show
 from course_lib.lab.pictures.lines import lines
@@ -108,6 +109,8 @@ show.figure(baseline.timeline, title="Wait for all buckets, then step")
 # - `finish()` is called once an update, after the last backward. `handle.wait()` blocks until the bucket has arrived;
 #   `self.optimizers[b].step()` updates the parameters of bucket b. Each bucket is to be updated before you wait for the
 #   next. `self.scheduler.step()` moves the learning rate on, once an update.
+#
+# Gradients are zeroed for you before the next update.
 
 # %% id="step" exercise="8.1"
 class StepPerBucket:
@@ -142,16 +145,15 @@ lab.check("8.1", StepPerBucket)
 #
 # Your class runs in alternation with four other ways on the same ranks: one all-reduce at the end (serial), the
 # baseline, the library's `StepPerBucket`, and stock DDP followed by `optimizer.step()`. After the last update the
-# parameters of all are compared with the serial ones.
+# parameters of all are compared with the serial ones; "from serial" is the largest difference.
 
 # %% id="own"
 runs = update_runs(load, {"all, then step": ("bucketed", buckets), "StepPerBucket": ("step_per_bucket", buckets),
                           "DDP, then step": ("ddp", buckets)}, StepPerBucket, ranks=ranks, fabric=wire,
                    repeats=repeats)
 for name, one in runs.items():
-    print(f"{name:>14}: update {one.median_s * 1e3:5.0f} ± {one.spread_s * 1e3:3.0f} ms, exposed "
-          f"{one.exposed_s * 1e3:4.0f} ms, overlap {one.overlap:4.0%}, parameters differ from serial by "
-          f"{one.from_serial:g}")
+    print(f"{name:>14}: update {one.median_s * 1e3:3.0f} ± {one.spread_s * 1e3:2.0f} ms, exposed "
+          f"{one.exposed_s * 1e3:3.0f} ms, overlap {one.overlap:3.0%}; from serial {one.from_serial:g}")
 worst = max(one.from_serial for one in runs.values())
 lab.compare("8.bits", "the same to the bit" if worst == 0 else
             "the same but for rounding" if worst < 1e-6 else "clearly other ones")
@@ -193,7 +195,7 @@ def clip_then_step():
         return str(error)
 
 
-print(run(clip_then_step, ranks=ranks, fabric="loopback")[0])
+print(fill(run(clip_then_step, ranks=ranks, fabric="loopback")[0], 86))
 
 # %% [markdown] id="refuse-why"
 # And a parameter that is used twice may be updated only when the gradients of *both* uses are complete.
@@ -303,7 +305,8 @@ lab.check("8.3", Rounds)
 # ## What you would use in production
 #
 # Both of your classes train a small network on real ranks, twelve updates each, beside the library's strategies and
-# PyTorch's `PostLocalSGDOptimizer`.
+# PyTorch's `PostLocalSGDOptimizer`. Differences are those of the parameters, as a part of the largest one. Rounds
+# with an outer learning rate of 1 and no outer momentum are Local SGD.
 
 # %% id="twin"
 for one in stale_runs(Delayed, Rounds, ranks=ranks):
@@ -355,11 +358,11 @@ ways = {"every update": ("bucketed", {}), "delay 1": ("delayed", {"delay": 1}), 
 budget = 1.2 if quick else 8.0
 curves = loss_curves(ways, seconds=budget, ranks=ranks, fabric=slow, measure_every=4 if quick else 16, seed=seed)
 equal = min(points[-1].update for points in curves.values())
+print(f"loss after {equal} updates, and after {budget:g} s:")
 for name, points in curves.items():
     last, by_update, by_time = points[-1], loss_at(points, "update", equal), loss_at(points, "seconds", budget)
     print(f"{name:>12}: {last.update:4d} updates of {update_s(points) * 1e3:3.0f} ms and "
-          f"{last.bytes / last.update / 1e3:4.1f} kB; loss after {equal} updates {by_update:.2f}, "
-          f"after {budget:g} s {by_time:.2f}")
+          f"{last.bytes / last.update / 1e3:4.1f} kB; loss {by_update:.2f}, and {by_time:.2f}")
 difference = loss_at(curves["delay 1"], "update", equal) - loss_at(curves["every update"], "update", equal)
 lab.compare("8.delay", "the same" if abs(difference) < 0.02 else "higher" if difference > 0 else "lower")
 lab.compare("8.seconds", min(curves, key=lambda name: loss_at(curves[name], "seconds", budget)))

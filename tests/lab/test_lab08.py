@@ -282,6 +282,7 @@ def test_the_learners_delay_and_rounds_are_the_librarys_and_pytorchs(ranks: int)
                                                                    "PyTorch's PostLocalSGDOptimizer",
                                                                    "the library's DiLoCo"]
     assert all(one.apart < 1e-5 for one in found), found
+    assert max(len(line) for one in found for line in str(one).splitlines()) <= 88, "a narrow page breaks inside words"
     assert found[0].moved == 0 and all(one.moved > 1e-3 for one in found[1:])
     wrong = stale_runs(Ring, but(OuterSGD, step=lambda self: self.inner.step()), ranks=ranks)
     assert wrong[-1].apart > 1e-2

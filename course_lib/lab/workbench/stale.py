@@ -21,8 +21,8 @@ class Compared:
     moved: float
 
     def __str__(self) -> str:
-        apart, moved = (f"{far:.0e} of the largest element" if far else "nothing" for far in (self.apart, self.moved))
-        return f"{self.yours:>32} and {self.theirs} differ by {apart}; theirs and plain updates by {moved}"
+        apart, moved = (f"{far:.0e}" if far else "nothing" for far in (self.apart, self.moved))
+        return f"{self.yours} and {self.theirs}\n      differ by {apart}; theirs and plain updates by {moved}"
 
 
 def stale_runs(Delayed: type, Rounds: type, *, H: int = 4, outer: tuple[float, float] = (0.7, 0.9), ranks: int = 2,
@@ -50,9 +50,10 @@ def _on_rank(Delayed, Rounds, H, outer):
         compare(f"your Delayed, delay {delay}", "the library's", _delayed(Delayed, delay),
                 _library("delayed", {"delay": delay}))
     local = _rounds(Rounds, H, 1.0, 0.0)
-    compare(f"your Rounds, H {H}, outer 1, 0", "the library's LocalSGD", local, _library("local_sgd", {"every": H}))
-    compare(f"your Rounds, H {H}, outer 1, 0", "PyTorch's PostLocalSGDOptimizer", local, _post_local(H))
-    compare(f"your Rounds, H {H}, outer {lr:g}, {momentum:g}", "the library's DiLoCo", _rounds(Rounds, H, lr, momentum),
+    name = f"your Rounds, H = {H}, outer_lr = {{:g}}, outer_momentum = {{:g}}".format
+    compare(name(1, 0), "the library's LocalSGD", local, _library("local_sgd", {"every": H}))
+    compare(name(1, 0), "PyTorch's PostLocalSGDOptimizer", local, _post_local(H))
+    compare(name(lr, momentum), "the library's DiLoCo", _rounds(Rounds, H, lr, momentum),
             _library("diloco", {"every": H, "outer_lr": lr, "outer_momentum": momentum}))
     return found
 
