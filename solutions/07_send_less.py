@@ -67,7 +67,7 @@ lab.predict("7.accuracy", "Training with the whole gradient gets more than half 
 
 # %% id="predict-fast"
 lab.predict("7.fast", "Ten times faster a wire. Which scheme gives the shortest step there?",
-            choices=list(SCHEMES))
+            choices=[*SCHEMES, "no single one"])
 
 # %% [markdown] id="baseline-text"
 # ## The baseline
@@ -99,8 +99,9 @@ show.figure(baseline.timeline, limit_ns=round(max(Tc, Tm) * 1e9), title="Overlap
 # - The wire adds up, *in float16*, what all ranks put on it.
 # - `decode(total, ranks)` returns the mean over ranks in float32.
 #
-# Wherever the mean fits into float16 your result must be right, also where the sum or one rank's gradient does not fit,
-# and where all gradients are small: below 6e-5 float16 loses digit after digit.
+# Divide by the number of ranks *before* the cast to float16, and by nothing else. Then a sum above 65504 does no harm,
+# nor does one rank's gradient above it, as long as its W-th part fits. And small gradients keep what float16 has for
+# them: below 6e-5 it loses digit after digit, so nothing should be made smaller than it has to be.
 
 # %% id="half" exercise="7.1"
 import torch
@@ -207,9 +208,9 @@ own = {"your Half": Half, "your OneBit": OneBit, "your TopK": lambda: TopK(0.01)
 runs = compressed_runs(load, own, ranks=ranks, fabric=slow, repeats=repeats, bucket_mb=quarter_mb)
 whole = runs["float32"].bytes
 for name, one in runs.items():
-    kernel = f", {one.kernel_bytes:9,.0f} seen by the kernel" if one.kernel_bytes else ""
-    print(f"{name:>11}: step {one.median_s * 1e3:4.0f} ± {one.spread_s * 1e3:2.0f} ms, exposed "
-          f"{one.exposed_s * 1e3:3.0f} ms, {one.bytes:9,.0f} bytes ({one.bytes / whole:6.1%}){kernel}")
+    kernel = f"; kernel {one.kernel_bytes:9,.0f}" if one.kernel_bytes else ""
+    print(f"{name:>11}: step {one.median_s * 1e3:3.0f} ± {one.spread_s * 1e3:2.0f} ms, exposed "
+          f"{one.exposed_s * 1e3:3.0f} ms, {one.bytes:9,.0f} bytes, {one.bytes / whole:6.1%}{kernel}")
 for name in ("your Half", "your TopK"):
     print(f"{name}: largest difference of a gradient from the library's {runs[name].from_library:.1g}")
 lab.compare("7.bytes", round(100 * runs["1-bit"].bytes / whole, 1))
@@ -218,8 +219,8 @@ lab.compare("7.bytes", round(100 * runs["1-bit"].bytes / whole, 1))
 show.figure(runs["your OneBit"].timeline, title="Your OneBit: the wire is idle now")
 
 # %% [markdown] id="own-why"
-# The bytes are counted by the wire, and where the wire is shaped by the kernel too: a scheme that silently sends
-# everything would show here. The kernel also counts headers and the notes that ranks compare.
+# The bytes are counted by the wire, and where the wire is shaped by the kernel too (the last number): a scheme that
+# silently sends everything would show here. The kernel also counts headers and the notes that ranks compare.
 #
 # Yours and the library's 1-bit differ in one thing. You gather every rank's signs, so a rank sends (W−1)/8 bytes an
 # entry: 1/32 of float32 with two ranks, more with each further one. The library sends in two phases, like a ring: each
@@ -299,11 +300,15 @@ for name in SCHEMES:
     dropped = f"{right[name, 'dropped']:.0f} %" if (name, "dropped") in right else ""
     print(f"{name:>9} {runs[name].bytes / whole:7.1%} {right[name, 'kept']:4.0f} % {dropped:>12} "
           f"{host[name] * MB * 1e3:12.1f} {f'{border:.2f} Gbit/s' if border else '':>13}")
+print(f"Tm = Tc at {8e-9 * ring * gradient_mb * MB / (Tc - load.link.a_s):.2f} Gbit/s")
 
 # %% [markdown] id="table-why"
-# Read the last column with r in mind. The model computes for Tc and sends G; as soon as the link carries it within
-# Tc, it hides under backward, and compression has nothing left to win. A model with more gradient for its compute has
-# its border further to the right, and so has a machine on which compressing takes less time.
+# The borders lie above the speed at which Tm = Tc. On a faster link most of the gradient hides under backward, but
+# never the **tail**: the last bucket leaves when backward ends, and every byte of it is waited for. A scheme still pays
+# as long as it shortens this one bucket's journey by more than its host takes for *all* buckets, because compressing
+# stands in the way of backward. So fp16, which costs the host little, pays longest, although it saves least.
+#
+# A smaller last bucket leaves less to win, and so does a slower host.
 #
 # Check two points of the prediction: the slow wire, and one that is ten times faster.
 
@@ -319,15 +324,17 @@ for word, (gbit, measured) in rates.items():
 best = min(SCHEMES, key=lambda name: quicker[name].median_s)
 near = [name for name in SCHEMES
         if quicker[name].median_s - quicker[best].median_s <= quicker[name].spread_s + quicker[best].spread_s]
-print(f"not to be told apart from the fastest, within the spread: {', '.join(near)}")
-lab.compare("7.fast", best)
+print(f"the fastest, as far as the spread tells: {', '.join(near)}")
+lab.compare("7.fast", best if len(near) == 1 else "no single one")
 
 # %% id="speeds" tags=["picture"]
-speeds = [0.05 * 1.25**i for i in range(19)]
-said = {name: [(gbit, predicted(model, gbit, cost[name], **sent).step_s * 1e3) for gbit in speeds]
+speeds = [0.2 * 1.25**i for i in range(18)]
+plain = [predicted(model, gbit, cost["float32"], **sent).step_s for gbit in speeds]
+said = {name: [(gbit, predicted(model, gbit, cost[name], **sent).step_s / step_s)
+               for gbit, step_s in zip(speeds, plain)] for name in SCHEMES}
+seen = {name: [(gbit, measured[name].median_s / measured["float32"].median_s) for gbit, measured in rates.values()]
         for name in SCHEMES}
-seen = {name: [(gbit, measured[name].median_s * 1e3) for gbit, measured in rates.values()] for name in SCHEMES}
-lines(said, seen, x="link, Gbit/s", y="step time, ms", log="xy", title="Where each scheme pays",
+lines(said, seen, x="link, Gbit/s", y="step, as a multiple of float32's", log="x", title="Where each scheme pays",
       provenance="measured (real wires, emulated device)")
 
 # %% [markdown] id="race-text"

@@ -6,8 +6,9 @@ The learner writes two methods:
         def encode(self, gradient, ranks): ...    # what this rank puts on the wire, float16
         def decode(self, total, ranks): ...       # float32, the mean over ranks
 
-The wire adds up in float16 what all ranks put on it. Wherever the mean fits into float16, the result must be right,
-also where the sum, or one rank's gradient, does not fit, and where all are small.
+The wire adds up in float16 what all ranks put on it. The division by the number of ranks comes before the cast, and
+nothing else scales: the result is right where the sum, or one rank's gradient, does not fit into float16 but its part
+of the mean does, and as right as float16 can be where all are small.
 """
 
 from __future__ import annotations
