@@ -84,7 +84,7 @@ setting = {"degrees": degrees, "action_ms": action_ms, "stage_kb": 32 * action_m
 # | F, I, W | forward; the half of backward that gives the input's gradient; the half that gives the weights' |
 # | `reduce0@2` | a reduce-scatter over the replicas: bucket 0 of the gradient of stage 2 |
 # | `step@2`, `gather@2` | the optimizer on this rank's shard of stage 2; an all-gather of its parameters |
-# | `free@2` | drop the gathered parameters of stage 2, which are out of date after the step |
+# | `free@2` | drop the gathered parameters of stage 2, which are out of date after the step and gathered again |
 # | update | a pass and everything until the next can begin: in a long run, from the end of one to the end of the next |
 # | turn | of a stage: from its last use in one pass to its first use in the next |
 # | A | attained: of the time that the bound leaves to gain over the given schedule, the part that was gained |
@@ -106,7 +106,7 @@ lab.predict("13.reduce", "Each stage is reduced as soon as its last W is done. H
             "an update save over reducing at the end?", unit="%")
 
 # %% id="predict-all"
-lab.predict("13.all", "Now W, steps and gathers may be placed freely too. How much of *all* data-parallel traffic can "
+lab.predict("13.all", "Now W, steps and gathers may be placed freely too. How much of all data-parallel traffic can "
             "hide?", unit="%")
 
 # %% id="predict-plan"
@@ -138,6 +138,12 @@ show.figure(seen, predicted=expected, step=1, title="Given: everything at the en
 # %% [markdown] id="reduce-text"
 # At the end the wire works and the device waits. But each rank has three stages, and the first to be done with
 # could have been reduced long ago.
+#
+# *How to read these pictures.* On the measured wire a receive counts from when it is posted until its message is there:
+# most of that share is waiting for the other rank, where the prediction has only bytes that travel. The block in front
+# is such a wait, too: a measured pass begins with its list, while the gathers of the pass before still travel, a
+# predicted one with its first F. The head is that of pass 1 alone, until the last byte that it started is there; the
+# prints are the median of all updates, each from the last compute of one pass to that of the next.
 #
 # ## Exercise 13.1 · move the reductions (12 min)
 #
@@ -246,7 +252,9 @@ for rank, actions in enumerate(early.ranks):
 # What is left at the end: the last stage's reduction, all steps, all gathers. In a long run the end of one pass meets
 # the beginning of the next: **a rank's list is a circle.** A `step` at the front of a list, before the first F of its
 # stage, belongs to the gradient of the pass before, and so does the `gather` behind it. From a stage's last W to its
-# next F lies its *turn*; whatever happens there may happen anywhere in it.
+# next F lies its *turn*; whatever happens there may happen anywhere in it, in this order: the last W, the reductions,
+# the step, the gather, the first F. A `free` may stand anywhere between the last W and the gather. Behind the gather it
+# would drop what has just come, and an F would find nothing.
 #
 # Write `beat(lists, seconds)`:
 #
@@ -485,7 +493,8 @@ for D in (1, 2, 4, 8, 16, 32, 64):
     fitting = [plan for plan in plans.values() if plan.step.D == D and plan.fits]
     if fitting:
         plan = min(fitting, key=lambda one: one.step.total)
-        print(f"D = {D:2d}: {plan.layout}, N = {plan.step.N}, {plan.memory.total / 2**30:.0f} GiB, "
+        layout = replace(plan.layout, stage=plan.layout.stage if D > 1 else 0)  # one replica has nobody to share with
+        print(f"D = {D:2d}: {layout}, N = {plan.step.N}, {plan.memory.total / 2**30:.0f} GiB, "
               f"{plan.step.total:.2f} s\n{'':8}{slower_because(plan, best)}")
 lab.compare("13.replicas", str(chosen[2]), how="computed")
 
