@@ -136,7 +136,7 @@ def _gathered(schedule: Schedule, rank: int) -> int:
     if never := {a.stage for a in schedule.ranks[rank] if a.op is Op.GATHER} - freed:
         raise ScheduleError(f"rank {rank} never frees stage {min(never)}, which it gathered; add "
                             f"{schedule.name(Action(Op.FREE, min(never)))} after its last use")
-    peak = 0
+    peak, dropped = 0, dict[int, str]()
     for k, action, now in held(schedule, rank):
         stage = action.stage
         parts = {(stage, part) for part in covers(schedule, action)} if action.op in (Op.GATHER, Op.FREE) else set()
@@ -145,7 +145,12 @@ def _gathered(schedule: Schedule, rank: int) -> int:
             raise ScheduleError(f"rank {rank} has {schedule.name(action)} as action {k}, but stage {stage} is {state}")
         whole = {(stage, part) for part in covers(schedule, Action(Op.GATHER, stage))}
         if gathers and action.op in COMPUTE and not whole <= now:
+            gather = schedule.name(Action(Op.GATHER, stage))
+            advice = f": {dropped[stage]} has dropped them; put {gather} between the two" if stage in dropped else \
+                f"; put {gather} before it"
             raise ScheduleError(f"rank {rank} does {schedule.name(action)} (action {k}) with parameters that are not "
-                                f"gathered; put {schedule.name(Action(Op.GATHER, stage))} before it")
+                                f"gathered{advice}")
+        if action.op is Op.FREE:
+            dropped[stage] = f"{schedule.name(action)} (action {k})"
         peak = max(peak, len({s for s, _ in now | (parts if action.op is Op.GATHER else set())}))
     return peak

@@ -2,8 +2,9 @@
 
 A rank's list is a circle. From the last use of a stage in one pass to its first use in the next lies its *turn*: there
 its gradient is reduced, the optimizer steps and parameters are gathered, bucket by bucket. A step at the front of the
-list, before the first use of its stage, is *carried*: it belongs to the gradient of the pass before. A gather at the
-end of the list, after the last `free` of its stage, is *held over* for the pass that follows.
+list, before the first use of its stage, is *carried*: it belongs to the gradient of the pass before. A gather after the
+last `free` of its stage is *held over* for the pass that follows. In each turn what was gathered is freed, and gathered
+again behind the step; where in the turn it is freed is open.
 """
 
 from __future__ import annotations
@@ -73,9 +74,13 @@ def check_turns(schedule: Schedule) -> None:
 
 
 def _fresh(schedule: Schedule, rank: int, stage: int, steps: bool) -> None:
+    """A pass begins with what was gathered behind the step, which without steps in the lists is between two passes."""
+    turned, first = turn(schedule, stage), uses(schedule, stage)[0]
+    end = len(turned) - sum(a.stage == stage for a in schedule.ranks[rank][:first])
     stepped: set[int] = set()
-    behind = {(stage, part) for s, part in held_over(schedule, rank) if s == stage}
-    for action in turn(schedule, stage):
+    kept = {part for s, part in held_over(schedule, rank) if s == stage}
+    old = set(kept)
+    for k, action in enumerate(turned):
         if action.op is Op.STEP:
             stepped |= set(covers(schedule, action))
         elif action.op is Op.GATHER:
@@ -84,9 +89,14 @@ def _fresh(schedule: Schedule, rank: int, stage: int, steps: bool) -> None:
                     raise ScheduleError(f"rank {rank} does {schedule.name(action)} before the step of "
                                         f"{_part(stage, part)}, so that the next pass would compute with the old "
                                         "parameters; put the step first")
-                if not steps and (stage, part) in behind:
+                if not steps and k < end and part in kept:
                     raise ScheduleError(f"rank {rank} does {schedule.name(action)} at the end of the pass, but the "
                                         "optimizer steps after it; gather at the beginning, or add_steps")
+                old.discard(part)
+    if old:
+        raise ScheduleError(f"rank {rank} does {schedule.name(schedule.ranks[rank][first])} with the old parameters of "
+                            f"{_part(stage, min(old))}, which it gathered before the step and keeps; between the last "
+                            "use of a stage and its next, free it, and gather it again behind the step")
 
 
 def _part(stage: int, part: int) -> str:

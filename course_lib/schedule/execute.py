@@ -111,11 +111,13 @@ class Pipeline:
         """Inside the block every parameter of this rank's stages is whole and up to date, for reading. Every replica
         calls it between passes."""
         self.flush()
-        mine = [key for s in self.stages for key in self._keys(Action(Op.GATHER, s))]
         if not isinstance(self._over, Sharded):
             yield
             return
+        mine = [key for s in self.stages for key in self._keys(Action(Op.GATHER, s))]
         missing = {s for s, b in self._over.missing(mine)}
+        for stage in self.stages:
+            self._over.free(stage)  # what is still whole may be from before the last step
         self._over.gather(mine)
         for stage in self.stages:
             for work in self._over.coming(stage):

@@ -145,7 +145,7 @@ TWO = add_reductions(zero_bubble(2, 2))
     (replace(TWO, 1, "F0 I0 F1 I1 W0 W1"), "rank 1 never reduces bucket 0 of stage 1.*add reduce0 after W1"),
     (replace(TWO, 0, "F0 F1 I0 W0 I1 W1 reduce0 reduce0"), "rank 0 has reduce0 2 times"),
     (replace(add_steps(TWO), 0, "F0 F1 I0 W0 I1 W1 step reduce0"), "stands at step .* waits for reduce0, which comes"),
-    (Schedule.parse("gather F0 free B0"), "does B0 .action 3. with parameters that are not gathered; put gather"),
+    (Schedule.parse("gather F0 free B0"), "does B0 .action 3. with parameters that are not gathered: free .action 2."),
     (Schedule.parse("gather F0 gather B0 free"), "has gather as action 2, but stage 0 is gathered already"),
     (Schedule.parse("gather F0 B0"), "never frees stage 0"), (Schedule.parse("free F0 B0"), "is not gathered"),
 ])
