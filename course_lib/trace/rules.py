@@ -58,9 +58,11 @@ def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
     for s in trace.timeline:
         if _moves(s):
             transfers[s.rank, s.step].append(s)
+    wait = transfer = 0
     for r in rows:
-        comm = min(length(_union(transfers[r.rank, r.step])), r.comm)
-        moved += max(comm - waited.get((r.rank, r.step), (0, 0))[0], 0)
+        mine = waited.get((r.rank, r.step), (0, 0))
+        wait, transfer = wait + mine[0], transfer + mine[1]
+        moved += max(min(length(_union(transfers[r.rank, r.step])), r.comm) - mine[0], 0)
     span, compute, exposed = (sum(getattr(r, field) for r in rows) for field in ("span", "compute", "exposed"))
     if exposed <= 0.1 * span:
         return
@@ -68,17 +70,20 @@ def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
     bare = f"{_ms(exposed)} are exposed, {exposed / span:.0%} of the steps"
     if moved > compute:
         says = "The wire is the wall: communication takes longer than the compute that could hide it."
-        evidence = f"Bytes move for {_ms(moved)}, compute takes {_ms(compute)}; {bare}."
+        less = f" without {_ms(wait)} of waiting for late ranks" * bool(wait)
+        evidence = f"Communication takes {_ms(moved)}{less}, compute {_ms(compute)}; {bare}."
     elif tail.backlog:
         says = "The wire is the wall: when backward ends, it is still behind."
         evidence = (f"{_ms(tail.after)} of communication lie behind the end of backward, and all but "
                     f"{_ms(tail.after - tail.queued)} of it before the last transfer begins; {bare}.")
     else:
         return
-    cost = max(exposed - sum(waited.get((r.rank, r.step), (0, 0))[0] for r in rows), 0)
+    if transfer < 0.5 * moved:
+        evidence += " Most of it could not be matched across ranks, so waiting for a late one may be in it."
     yield Finding("wire-bound", says, evidence, "Send fewer bytes (compression, a lower precision), make an update of "
                   "more micro-steps (larger N), or take a faster wire. Other buckets or another order cannot hide what "
-                  "has no compute beside it.", tuple(sorted({r.rank for r in rows if r.exposed})), cost)
+                  "has no compute beside it.", tuple(sorted({r.rank for r in rows if r.exposed})),
+                  max(exposed - wait, 0))
 
 
 def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
