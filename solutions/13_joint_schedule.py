@@ -31,6 +31,7 @@ from dataclasses import replace
 from course_lib import show
 from course_lib.lab.pictures.schedules_widget import explore_schedules
 from course_lib.lab.pictures.side_by_side import side_by_side
+from course_lib.lab.pictures.sliders import sliders
 from course_lib.lab.recall import recall
 from course_lib.lab.workbench.joint import joint_runs
 from course_lib.lab.workbench.pipeline_words import with_words, words_of
@@ -52,6 +53,7 @@ from course_lib.schedule.joint import (
     steps_by_bucket,
     under_the_next_pass,
 )
+from course_lib.show.memory import memory
 from course_lib.simulate.greedy import greedy
 from course_lib.simulate.pipeline import Costs, period, predict
 from course_lib.simulate.search import search
@@ -99,7 +101,7 @@ setting = {"degrees": degrees, "action_ms": action_ms, "stage_kb": 32 * action_m
 # ## Predict
 #
 # A rank holds three stages, and is done with one after the other. Their gradients travel between the nodes, over a
-# wire on which the reduction of a stage takes about as long as one F.
+# wire on which the gather of a stage takes about as long as one F, and its reduction as long as one or two.
 
 # %% id="predict-reduce"
 lab.predict("13.reduce", "Each stage is reduced as soon as its last W is done. How much of the reductions' time does "
@@ -538,6 +540,34 @@ for label, other in (("a quarter of the network", cluster("a100-80", 64, network
 # update takes three times as long; at less it is D = 4. With GPUs so small that the model has to be cut, it is
 # cut as little as memory allows. N = B/(b·D) follows from D; it is not chosen first.
 #
+# ## Move the sliders of the plan
+#
+# All layouts now, with every ZeRO stage, recomputation and interleaving: for each D the fastest that fits.
+#
+# - Which D is the fastest with GPUs of 40 GB, and what does b have to do with it?
+# - A network that is a hundred times slower: which part of D = 64 is it that grows?
+# - What does a small B do to pipelines, and to large D?
+
+# %% id="plan-slider"
+def by_degree(gpu, network, B, b):
+    there = cluster(gpu, 64, network_gb=network)
+    plans = plan_search(shape, there, B, micro_batch=b)
+    bars, notes = {}, []
+    for D, plan in plans.best_by_degree().items():
+        parts = plan.memory.parts()
+        parts["activations"] += parts.pop("working")
+        bars[f"D = {D}, {plan.step.total:.2f} s"] = parts
+        most = slower_because(plan, plans.best).partition(",")[0]  # the first part of the difference
+        notes.append(f"D = {D}: {plan.layout}, N = {plan.step.N}, {most}")
+    return memory(formula=bars, limit_bytes=there.gpu.memory, notes=notes, title=f"7B on 64 {gpu}, B = {B}, b = {b}",
+                  provenance="computed; activations include what comes and goes within a step")
+
+
+sliders(by_degree, {"gpu": "GPU", "network": "network, GB/s a GPU", "B": "global batch B", "b": "micro-batch b"},
+        gpu=("a100-80", ["a100-40", "a100-80", "h100"]), network=(25, [0.25, 0.5, 2.5, 25, 50]),
+        B=(1024, [64, 256, 1024, 4096]), b=(4, [1, 2, 4, 8, 16]))
+
+# %% [markdown] id="production"
 # ## What you would use in production
 #
 # Megatron-LM has the moves of this lab behind flags: `--use-distributed-optimizer` (ZeRO-1) with
