@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from operator import or_
@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from course_lib.train.broadcast import broadcast_module
 from course_lib.train.control import Control, SynchronizationError, ranks_text
 from course_lib.train.hooks import Slot, attach
+from course_lib.train.saved import refuse_unlike
 from course_lib.train.status import Call, Progress, Status, verdict
 from course_lib.train.unchanged import AsWrapped, dense_strides
 
@@ -104,6 +105,19 @@ class Strategy(nn.Module):
     def __getstate__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to its ranks and cannot be copied or pickled; copy "
                         "model.module (an average of weights too), or save model.state_dict()")
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As that of any module. Raises `ValueError`, with nothing changed, where one strategy keeps something beside
+        the module's state and the other does not, unless `strict=False` asks for what both have; and where both do,
+        for the state of another strategy, model or rank."""
+        keeps = type(self).get_extra_state is not nn.Module.get_extra_state
+        if not isinstance(state_dict, Mapping) or (strict and ("_extra_state" in state_dict) != keeps):
+            raise ValueError(f"this is not the state of a {type(self).__name__}: pass what its state_dict() returned; "
+                             "to take the parameters alone, load them into the module before it is wrapped")
+        if strict and keeps:
+            parts = {name.removeprefix("module."): part for name, part in state_dict.items() if name != "_extra_state"}
+            refuse_unlike("the parameters", parts, self.module.state_dict(keep_vars=True))
+        return super().load_state_dict(state_dict, strict, assign)
 
     def close(self) -> None:
         """Take the hooks off the parameters. The module can then be wrapped by something else."""

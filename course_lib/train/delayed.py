@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from course_lib.train.bucketed import Bucketed
 from course_lib.train.reducer import CommHook, Reducer
+from course_lib.train.saved import refuse_other, refuse_unlike, whose
 
 
 class Delayed(Bucketed):
@@ -103,21 +103,27 @@ class Delayed(Bucketed):
 
     # the gradients under way, in state_dict()
 
-    def get_extra_state(self) -> list[dict[str, torch.Tensor]]:
+    def get_extra_state(self) -> dict[str, Any]:
         """Reduced gradients by parameter name, oldest first; waits for them. Call it between windows."""
-        state = []
+        gradients = []
         for reducer, union in self._under_way:
             reducer.wait()
-            state.append({s.name: view.clone() for s, view in zip(self.slots, reducer.views()) if union & s.bit})
-        return state
+            gradients.append({s.name: view.clone() for s, view in zip(self.slots, reducer.views()) if union & s.bit})
+        return {**whose(self, any_rank=True), "gradients": gradients}
 
-    def set_extra_state(self, state: list[dict[str, torch.Tensor]]) -> None:
-        if len(state) > self.delay:
-            raise ValueError(f"the checkpoint has {len(state)} gradients under way, but delay={self.delay}; resume "
-                             f"with delay={len(state)} or more, or flush() before saving")
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Raises `ValueError`, with nothing changed, for the state of another strategy or model, and for one with more
+        gradients than `delay`."""
+        refuse_other(type(self).__name__, state, whose(self), gradients=list)
+        for gradients in state["gradients"]:
+            refuse_unlike("a gradient under way", gradients, {s.name: s.param for s in self.slots}, whole=False)
+        if len(state["gradients"]) > self.delay:
+            raise ValueError(f"the checkpoint has {len(state['gradients'])} gradients under way, but "
+                             f"delay={self.delay}; resume with delay={len(state['gradients'])} or more, or flush() "
+                             "before saving")
         self._forget()
         self._under_way.clear()
-        for gradients in state:
+        for gradients in state["gradients"]:
             reducer = self.reducer.another()
             for slot, view in zip(self.slots, reducer.views()):
                 if slot.name in gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from course_lib.train.local_sgd import LocalSGD, mean_over_ranks
+from course_lib.train.saved import refuse_other, refuse_unlike, whose
 
 
 class DiLoCo(LocalSGD):
@@ -48,11 +50,28 @@ class DiLoCo(LocalSGD):
             slot.param.copy_(old)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return super().get_extra_state() | {"old": {s.name: old.clone() for s, old in zip(self.slots, self._old)},
-                                            "outer": copy.deepcopy(self.outer.state_dict())}
+        outer = copy.deepcopy(self.outer.state_dict())
+        outer["state"] = {self.slots[i].name: kept for i, kept in outer["state"].items()}
+        return super().get_extra_state() | {"old": {n: old.clone() for n, old in self._named_old()}, "outer": outer}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
-        for slot, old in zip(self.slots, self._old):
-            old.copy_(state["old"][slot.name])
-        self.outer.load_state_dict(state["outer"])
+        for name, old in self._named_old():
+            old.copy_(state["old"][name])
+        outer = copy.deepcopy(state["outer"])
+        outer["state"] = {i: outer["state"][s.name] for i, s in enumerate(self.slots) if s.name in outer["state"]}
+        self.outer.load_state_dict(outer)
+
+    def _refuse(self, state: dict[str, Any]) -> None:
+        super()._refuse(state)
+        refuse_other(type(self).__name__, state, whose(self), old=dict, outer=dict)
+        if state["outer"].keys() != self.outer.state_dict().keys():
+            raise ValueError(f"the state is damaged: its outer optimizer has {sorted(state['outer'])}")
+        olds = dict(self._named_old())
+        refuse_unlike("the parameters at the start of the round", state["old"], olds)
+        momentum = {name: kept["momentum_buffer"] for name, kept in state["outer"]["state"].items()
+                    if kept.get("momentum_buffer") is not None}
+        refuse_unlike("the outer momentum", momentum, olds, whole=bool(momentum))
+
+    def _named_old(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((slot.name, old) for slot, old in zip(self.slots, self._old))

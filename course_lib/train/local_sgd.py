@@ -14,6 +14,7 @@ from torch import nn, optim
 
 from course_lib.train.base import Strategy
 from course_lib.train.control import SynchronizationError, ranks_text
+from course_lib.train.saved import refuse_other, whose
 from course_lib.train.status import Progress
 
 
@@ -35,7 +36,8 @@ class LocalSGD(Strategy):
 
     `.grad` is the rank's own mean, so a loss is normalised as under any strategy with `op="mean"`. At the end of a
     round the ranks compare how many steps and windows they made; who differs is named in a `SynchronizationError` on
-    all ranks. `state_dict()` belongs to its rank: inside a round the ranks' parameters differ.
+    all ranks. Inside a round the ranks' parameters differ, so `state_dict()` belongs to its rank; between two rounds
+    any rank may load it, and any number of them.
     """
 
     def __init__(self, module: nn.Module, every: int = 8, average_state: bool = False,
@@ -124,11 +126,18 @@ class LocalSGD(Strategy):
     # the place in the round, in state_dict()
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"rounds": self.rounds, "local_steps": self.local_steps, "local_windows": self.local_windows}
+        return {**whose(self, any_rank=not self.local_steps),
+                "rounds": self.rounds, "local_steps": self.local_steps, "local_windows": self.local_windows}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Raises `ValueError`, with nothing changed, for the state of another strategy, model, rank or number of ranks.
+        """
+        self._refuse(state)
         self.rounds, self.local_steps, self.local_windows = (
             state["rounds"], state["local_steps"], state["local_windows"])
+
+    def _refuse(self, state: dict[str, Any]) -> None:
+        refuse_other(type(self).__name__, state, whose(self), rounds=int, local_steps=int, local_windows=int)
 
 
 @torch.no_grad()

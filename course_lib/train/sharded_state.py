@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +22,20 @@ def full_state(module: nn.Module, units: Sequence[Unit]) -> dict[str, torch.Tens
 
 def load_full_state(module: nn.Module, units: Sequence[Unit], state: dict[str, torch.Tensor]) -> None:
     shapes = {slot.name: shape for unit in units for slot, shape in zip(unit.slots, unit.shapes)}
-    rest = {name: value for name, value in module.state_dict(keep_vars=True).items()
+    here = module.state_dict(keep_vars=True)
+    rest = {name: value for name, value in here.items()
             if not any(value is slot.param for unit in units for slot in unit.slots)}
     shapes |= {name: value.shape for name, value in rest.items()}
+    state = state if isinstance(state, Mapping) else {}
     for name, shape in shapes.items():
-        if name not in state or state[name].shape != shape:
-            found = f"has {name!r} in shape {tuple(state[name].shape)}" if name in state else f"lacks {name!r}"
+        value = state.get(name)
+        if not torch.is_tensor(value) or value.shape != shape:
+            found = f"has {name!r} in shape {tuple(value.shape)}" if torch.is_tensor(value) else f"lacks {name!r}"
             raise ValueError(f"the state dict {found}, but the model has it in shape {tuple(shape)}; load what "
                              "full_state_dict() of the same model returned")
+    if unknown := [name for name in state if name not in here]:
+        raise ValueError(f"the state dict has {unknown[0]!r}, which the model lacks; load what full_state_dict() of "
+                         "the same model returned")
     with torch.no_grad():
         for name, value in rest.items():
             value.copy_(state[name])
@@ -59,7 +65,16 @@ def full_optimizer_state(units: Sequence[Unit], optimizer: Optimizer) -> dict[st
 
 
 def load_full_optimizer_state(units: Sequence[Unit], optimizer: Optimizer, full: dict[str, Any]) -> None:
-    """Raises `ValueError` where the optimizer has other groups than the one whose state was saved."""
+    """Raises `ValueError`, with nothing changed, where the optimizer has other groups than the one whose state was
+    saved, or the model other parameters."""
+    if not isinstance(full, Mapping) or not {"state", "sharded", "groups"} <= full.keys():
+        raise ValueError("this is not the state of a sharded model's optimizer: pass what full_optimizer_state() "
+                         "returned")
+    shapes = {slot.name: shape for unit in units for slot, shape in zip(unit.slots, unit.shapes)}
+    for name, saved in full["state"].items():
+        if name not in shapes or any(saved[key].shape != shapes[name] for key in full["sharded"] if key in saved):
+            raise ValueError(f"the optimizer's state belongs to another model: {name!r} has another shape there, or is "
+                             "not in this model")
     if len(full["groups"]) != len(optimizer.param_groups):
         raise ValueError(f"the state has {len(full['groups'])} parameter groups and this optimizer "
                          f"{len(optimizer.param_groups)}; make the same groups from model.shards()")
