@@ -17,8 +17,12 @@ from course_lib.doctor.versions import installed
 NEVER_RUN = {
     "course_lib/launch/rank.py": "ranks joined by NCCL",
     "course_lib/launch/elastic.py": "torchrun with NCCL",
-    "course_lib/launch/wire.py": "our Wire carrying CUDA tensors over gloo",
+    "course_lib/train/sharded_wire.py": "ZeRO over NCCL",
+    "course_lib/train/prefetch.py": "batches copied to the GPU beside its compute",
     "course_lib/train/profiled.py": "spans of CUDA kernels from the profiler",
+    "course_lib/compress/compressor.py": "compressed gradients over NCCL",
+    "course_lib/schedule/mail.py": "pipelines over NCCL",
+    "course_lib/tensor/vocabulary.py": "tensor parallelism over NCCL",
     "course_lib/doctor/devices.py": "this list of devices and links",
     "course_lib/doctor/fabrics.py": "the trial of the nccl fabric",
 }

@@ -59,7 +59,7 @@ class Piped(Trainee):
         self.clip(norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return Made(share, float(norm))
+        return Made(float(share), float(norm))
 
     def weights(self) -> dict[str, torch.Tensor]:
         mine = {}

@@ -50,7 +50,7 @@ class Replicas(Trainee):
         self.clip(norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return Made(share, float(norm))
+        return Made(float(share), float(norm))
 
     def _norm(self) -> torch.Tensor:
         if isinstance(self.model, Sharded):

@@ -14,6 +14,7 @@ from course_lib import tensor
 from course_lib.job.mesh import Mesh
 from course_lib.job.options import Options
 from course_lib.job.state import load_optimizer_state, optimizer_state
+from course_lib.train.clip import scale_to_norm
 from course_lib.train.data import Batch
 
 
@@ -77,14 +78,10 @@ class Trainee(ABC):
         """The whole model's state dict, the same on every rank. Collective call."""
 
     def clip(self, norm: torch.Tensor) -> None:
-        """Scale what the optimizer steps on to the asked norm, as `train.clip.clip_grad_norm` does, but without a host
-        that waits for the norm."""
-        if not self.options.max_norm:
-            return
-        factor = torch.where((norm > self.options.max_norm) & norm.isfinite(), self.options.max_norm / norm, 1.0)
-        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
-            if p.grad is not None:
-                p.grad.mul_(factor)
+        """Scale what the optimizer steps on to the asked norm."""
+        if self.options.max_norm:
+            scale_to_norm([p for group in self.optimizer.param_groups for p in group["params"]], norm,
+                          self.options.max_norm)
 
 
 def norm_of(model: nn.Module, leave_out: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> torch.Tensor:

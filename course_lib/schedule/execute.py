@@ -42,6 +42,7 @@ from course_lib.schedule.tied import Tied, Ties
 from course_lib.train.base import Strategy
 from course_lib.train.broadcast import broadcast_module
 from course_lib.train.control import Control, ranks_text
+from course_lib.train.window import total_of
 
 
 class Pipeline:
@@ -192,14 +193,14 @@ class Pipeline:
                                 "same on every rank")
         return theirs[0][-8:].hex()
 
-    def run(self, window: Sequence[Any], denominator: float, last: bool = True) -> float:
+    def run(self, window: Sequence[Any], denominator: float, last: bool = True) -> float | torch.Tensor:
         """One pass of the schedule over its micro-batches; gradients are added to `.grad`.
 
         `denominator` is what the summed losses are divided by: the terms (tokens, samples) of the *whole* window, over
         all passes of this update and all replicas. Where an update takes several passes, all but the last have
         `last=False` and leave reductions and steps out. Only the ranks of the first and the last stage look into
-        the micro-batches. Returns this rank's share of the loss. Raises `ScheduleError` for another number of
-        micro-batches than the schedule's, and naming stage, rank and shapes for a stage that fails.
+        the micro-batches. Returns this rank's share of the loss, on a GPU as a tensor there. Raises `ScheduleError` for
+        another number of micro-batches than the schedule's, and naming stage, rank and shapes for a stage that fails.
         """
         if len(window) != self.schedule.micro_batches:
             raise ScheduleError(f"{len(window)} micro-batches, but the schedule takes {self.schedule.micro_batches}; "
@@ -228,4 +229,4 @@ class Pipeline:
         self._mail.finish()
         self._clock.end()
         self._under_way = False
-        return float(sum(one.losses))
+        return total_of(one.losses)

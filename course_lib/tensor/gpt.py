@@ -16,7 +16,7 @@ from course_lib.tensor.linear import ColumnParallel, RowParallel
 from course_lib.tensor.regions import split
 from course_lib.tensor.shard import share
 from course_lib.tensor.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
-from course_lib.train.data import IGNORE, Batch
+from course_lib.train.data import IGNORE, Batch, terms_of
 from course_lib.train.gpt import GPT, Block
 
 
@@ -76,12 +76,12 @@ def parallel_gpt(model: GPT, group: dist.ProcessGroup | None = None, sequence_pa
     return model
 
 
-def parallel_next_byte_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+def parallel_next_byte_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int | torch.Tensor]:
     """As `train.gpt.next_byte_loss`, for a model of `parallel_gpt`: the same numbers on every rank."""
     x, y = batch
     scores, embed = model(x), _embedding(model)
     summed = vocab_parallel_cross_entropy(scores, y, embed.group, embed.vocab, ignore_index=IGNORE, reduction="sum")
-    return summed, int((y != IGNORE).sum())
+    return summed, terms_of(y)
 
 
 def _embedding(model: nn.Module) -> VocabParallelEmbedding:

@@ -103,5 +103,7 @@ def _own(indices: torch.Tensor, rows: int, group: dist.ProcessGroup | None) -> t
 
 def _refuse_outside(indices: torch.Tensor, vocab: int, what: str) -> None:
     outside = (indices < 0) | (indices >= vocab)
-    if outside.any():
+    if outside.is_cuda:  # the host does not wait to hear it; the device stops, as in torch's own embedding
+        torch._assert_async(~outside.any(), f"{what} is outside the vocabulary of {vocab}, so no rank holds it")
+    elif outside.any():
         raise IndexError(f"{what} {int(indices[outside][0])} is outside the vocabulary of {vocab}, so no rank holds it")

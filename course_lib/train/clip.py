@@ -40,7 +40,12 @@ def clip_grad_norm(params: Iterable[torch.Tensor], max_norm: float,
         raise ValueError(f"max_norm={max_norm}: give a norm above 0")
     params = list(params)
     norm = global_norm(params, shards)
-    if norm > max_norm and bool(torch.isfinite(norm)):
-        for grad in {id(param): param.grad for param in params if param.grad is not None}.values():
-            grad.mul_(max_norm / norm)
+    scale_to_norm(params, norm, max_norm)
     return norm
+
+
+def scale_to_norm(params: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale the gradients, whose norm is `norm`, as `clip_grad_norm` does. The host does not wait for the norm."""
+    factor = torch.where((norm > max_norm) & norm.isfinite(), max_norm / norm, 1.0)
+    for grad in {id(param): param.grad for param in params if param.grad is not None}.values():
+        grad.mul_(factor)

@@ -64,6 +64,12 @@ def batches(data: torch.Tensor, batch: int, length: int, steps: int, *, seed: in
         yield x, y
 
 
+def terms_of(targets: torch.Tensor) -> int | torch.Tensor:
+    """How many of them count in the loss; on a GPU a tensor there, so that the host need not wait to hear it."""
+    count = (targets != IGNORE).sum()
+    return count if count.is_cuda else int(count)
+
+
 def count_of(batch: Batch) -> int:
     """Targets of a micro-batch that count in the loss."""
     return int((batch[1] != IGNORE).sum())

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lib.train.data import IGNORE, Batch
+from course_lib.train.data import IGNORE, Batch, terms_of
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def next_byte_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+def next_byte_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int | torch.Tensor]:
     """Summed cross-entropy in nats of the targets that count, and how many they are."""
     x, y = batch
     scores = model(x)
     summed = F.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORE, reduction="sum")
-    return summed, int((y != IGNORE).sum())
+    return summed, terms_of(y)
 
 
 def squared_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:

@@ -23,7 +23,7 @@ from torch import nn
 from course_lib.train.control import Control
 from course_lib.train.phases import Phases
 
-LossOf = Callable[[nn.Module, Any], tuple[torch.Tensor, int]]
+LossOf = Callable[[nn.Module, Any], tuple[torch.Tensor, int | torch.Tensor]]
 NORMALISATIONS = ("tokens", "micro", "none")
 
 
@@ -40,9 +40,16 @@ def micro_scale(normalise: str, count: int, micro_steps: int, total_count: int, 
     raise ValueError(f"normalise={normalise!r}: choose one of {', '.join(NORMALISATIONS)}")
 
 
+def total_of(losses: Sequence[torch.Tensor]) -> float | torch.Tensor:
+    """Their sum; on a GPU a tensor there, so that the host goes on to the optimizer without waiting for it."""
+    if losses and losses[0].is_cuda:
+        return torch.stack(tuple(losses)).double().sum()
+    return sum(map(float, losses), 0.0)
+
+
 def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normalise: str = "tokens",
                counts: Sequence[int] | None = None, op: str = "mean", every: bool = False,
-               phases: Phases | None = None) -> float:
+               phases: Phases | None = None) -> float | torch.Tensor:
     """Forward and backward of this rank's micro-batches under a strategy, synchronised once, or after `every`
     micro-step; `.grad` is final on return.
 
@@ -50,7 +57,8 @@ def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normali
     because the denominator belongs to the whole window and to all ranks. Under a mean-reducing strategy
     (`op="mean"`) the losses are multiplied by the number of ranks, which the mean divides away again.
     `phases` of the same model let the active recorder see what the micro-steps compute.
-    Returns this rank's share of the window's loss. Raises `ValueError` if `counts` is missing or wrong.
+    Returns this rank's share of the window's loss, on a GPU as a tensor there. Raises `ValueError` if `counts` is
+    missing or wrong.
     """
     group = getattr(model, "group", None) or getattr(model, "process_group", None) or dist.group.WORLD
     ranks = dist.get_world_size(group)
@@ -75,5 +83,5 @@ def accumulate(model: nn.Module, window: Sequence[Any], loss_of: LossOf, normali
             else:
                 phases.micro_step(partial(forward, batch))
     model.finish_gradient_synchronization()
-    return sum(map(float, losses), 0.0)
+    return total_of(losses)
 
