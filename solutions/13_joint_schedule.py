@@ -415,6 +415,9 @@ for name, size in sent.items():
           f"{size / where.gpu.network:7.2f} s of the network")
 
 # %% [markdown] id="experts-why"
+# Experts and tensor parallelism send the same here: an all-to-all sends half the bytes of an all-reduce, and each token
+# has two experts.
+#
 # What hides an all-to-all is *another micro-batch*: while the tokens of one travel, the other computes (arXiv
 # 2412.19437 pairs the forward of one with the backward of another). It is chunking (lab 11) with micro-batches for
 # chunks. As a schedule: a layer becomes three stages of one rank, what routes, the experts, what follows, with an

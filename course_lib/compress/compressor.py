@@ -19,12 +19,12 @@ from torch.futures import Future
 
 from course_lib import record
 from course_lib.compress.memory import Memory, Names
-from course_lib.compress.saved import refuse_other
 from course_lib.compress.second import second
 from course_lib.compress.window import Window
 from course_lib.launch.wire import Wire
 from course_lib.train.bucket import Bucket
 from course_lib.train.control import Control, ranks_text
+from course_lib.train.saved import refuse_other
 from course_lib.train.unchanged import stored_shape
 
 Phases = Iterator[dist.Work]
@@ -248,7 +248,7 @@ class Compressor(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises `ValueError`, with nothing changed, for the state of another scheme, model, rank or number of
         ranks."""
-        refuse_other(type(self).__name__, state, self._whose())
+        refuse_other(type(self).__name__, state, self._whose(), updates=int, memories=dict)
         if (kept := state["memories"].keys()) != self.memories.keys():
             raise ValueError(f"the state is damaged: it keeps {sorted(kept)} and not {sorted(self.memories)}")
         for key, memory in self.memories.items():
