@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
 from course_lib.overlap import Report
 from course_lib.overlap import milliseconds as _ms
-from course_lib.timeline import Span, intersect, length, subtract, union
+from course_lib.timeline import Span, length
 from course_lib.trace.classify import collective
 from course_lib.trace.facts import Launched
 from course_lib.trace.finding import Finding
 from course_lib.trace.measure import waits
 from course_lib.trace.reader import RankTrace, Trace
+from course_lib.trace.tail import merged, moves, tail_of
 
 ENVIRONMENT = ("CUDA_DEVICE_MAX_CONNECTIONS=1", "TORCH_NCCL_ENABLE_TIMING=1", "TORCH_NCCL_BLOCKING_WAIT=1",
                "CUDA_LAUNCH_BLOCKING=1")
@@ -56,17 +56,17 @@ def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
     rows, waited, moved = [r for r in found.rows if r.comm and r.hidden is not None], waits(found), 0
     transfers: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for s in trace.timeline:
-        if _moves(s):
+        if moves(s):
             transfers[s.rank, s.step].append(s)
     wait = transfer = 0
     for r in rows:
         mine = waited.get((r.rank, r.step), (0, 0))
         wait, transfer = wait + mine[0], transfer + mine[1]
-        moved += max(min(length(_union(transfers[r.rank, r.step])), r.comm) - mine[0], 0)
+        moved += max(min(length(merged(transfers[r.rank, r.step])), r.comm) - mine[0], 0)
     span, compute, exposed = (sum(getattr(r, field) for r in rows) for field in ("span", "compute", "exposed"))
     if exposed <= 0.1 * span:
         return
-    tail = _after_backward(trace, found)
+    tail = tail_of(trace, found)
     bare = f"{_ms(exposed)} are exposed, {exposed / span:.0%} of the steps"
     if moved > compute:
         says = "The wire is the wall: communication takes longer than the compute that could hide it."
@@ -88,7 +88,7 @@ def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
 
 def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
     """Communication that only runs when the backward pass is over has nothing left to hide under."""
-    tail = _after_backward(trace, found)
+    tail = tail_of(trace, found)
     if not tail.total or tail.after < 0.5 * tail.exposed or tail.after < 0.02 * found.pooled.span:
         return
     if tail.first <= tail.total // 10:
@@ -216,53 +216,6 @@ ALL = (no_device_events, same_stream, wire_bound, after_backward, early_late, la
        profiler_overhead)
 
 
-def _moves(s: Span) -> bool:
-    """Whether a span is a transfer; a send or receive of no bucket may be a pipeline's that waits for another stage."""
-    return s.kind == "comm" and not (s.bucket < 0 and collective(s.name) == "send/recv")
-
-
-class _Tail(NamedTuple):
-    """Communication in ns, over ranks whose compute is known: `exposed` in all, `after` the end of backward, and all
-    that runs `before` it. `first` of `total` transfers start before it. `queued`: of `after`, on ranks and steps
-    whose wire is busy when backward ends, what runs before the last transfer begins."""
-
-    exposed: int
-    after: int
-    before: int
-    first: int
-    total: int
-    queued: int
-    ranks: tuple[int, ...]
-
-    @property
-    def backlog(self) -> bool:
-        return self.queued > 0.5 * self.after > 0
-
-
-def _after_backward(trace: Trace, found: Report) -> _Tail:
-    exposed = behind = before = first = total = queued = 0
-    ranks = set()
-    known = {(row.rank, row.step) for row in found.rows if row.hidden is not None}
-    for r in trace.ranks:
-        ends, compute = _backward_ends(r), _union(s for s in r.timeline if s.kind == "compute")
-        windows = {s.step: (s.start, s.stop) for s in r.timeline if s.kind == "step"}
-        transfers = [s for s in r.timeline if _moves(s)]
-        for step in sorted(step for step in ends if (r.rank, step) in known):
-            begin, end = windows.get(step, (-2**62, 2**62))
-            comm = [s for s in transfers if s.step == step or (s.step < 0 and begin <= s.start < end)]
-            bare, after = subtract(_union(comm), compute), np.array([(ends[step], 2**62)], np.int64)
-            tail = length(intersect(bare, after))
-            before += length(subtract(_union(comm), after))
-            behind, exposed, total = behind + tail, exposed + length(bare), total + len(comm)
-            first += sum(s.start < ends[step] for s in comm)
-            if any(s.start < ends[step] < s.stop for s in comm):
-                last = max(s.start for s in comm)
-                queued += length(intersect(bare, np.array([(ends[step], max(last, ends[step]))], np.int64)))
-            if tail:
-                ranks.add(r.rank)
-    return _Tail(exposed, behind, before, first, total, queued, tuple(sorted(ranks)))
-
-
 def _gaps(r: RankTrace, found: Report) -> int:
     """ns in the steps during which the device was idle and what came next was not launched yet."""
     steps, idle = {row.step for row in found.rows if row.rank == r.rank}, 0
@@ -289,16 +242,3 @@ def _starts(launched: tuple[Launched, ...]) -> Iterator[tuple[Launched, int, int
             yield k, ready, *free.get(k.lane, (k.launch, ""))
         if k.kind == "comm":
             free[k.lane] = (k.stop, k.name)
-
-
-def _backward_ends(r: RankTrace) -> dict[int, int]:
-    """Per step, when the backward's compute was done: on the device if it was launched to one, else on the host."""
-    ends: dict[int, int] = {}
-    for k in r.facts.launched:
-        if k.backward and k.kind == "compute":
-            ends[k.step] = max(k.stop, ends.get(k.step, k.stop))
-    return ends or r.facts.backward_end
-
-
-def _union(spans: Iterable[Span]) -> np.ndarray:
-    return union(np.array([(s.start, s.stop) for s in spans], np.int64).reshape(-1, 2))
