@@ -27,14 +27,16 @@ LossOf = Callable[[nn.Module, Any], tuple[torch.Tensor, int | torch.Tensor]]
 NORMALISATIONS = ("tokens", "micro", "none")
 
 
-def micro_scale(normalise: str, count: int, micro_steps: int, total_count: int, ranks: int) -> float:
+def micro_scale(normalise: str, count: int | torch.Tensor, micro_steps: int, total_count: int,
+                ranks: int) -> float | torch.Tensor:
     """The factor on a micro-batch's summed loss so that the *sum* over all micro-steps of all `ranks` is the
     loss of the window. `micro_steps` is a rank's number in this window (the last may be short), `total_count`
-    the sum of counts over ranks. Raises `ValueError` on an unknown normalisation."""
+    the sum of counts over ranks. A `count` on a GPU stays there. Raises `ValueError` on an unknown normalisation."""
     if normalise == "tokens":
         return 1 / max(1, total_count)
     if normalise == "micro":
-        return 1 / (max(1, count) * micro_steps * ranks)
+        least = count.double().clamp(min=1) if torch.is_tensor(count) else max(1, count)
+        return 1 / (least * micro_steps * ranks)
     if normalise == "none":
         return 1.0
     raise ValueError(f"normalise={normalise!r}: choose one of {', '.join(NORMALISATIONS)}")

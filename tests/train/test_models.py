@@ -247,3 +247,9 @@ def test_scales_of_all_micro_steps_add_up() -> None:
     assert micro_scale("none", 3, 2, total, 2) == 1
     with pytest.raises(ValueError, match="tokens, micro, none"):
         micro_scale("mean", 1, 1, 1, 1)
+
+
+def test_a_count_on_a_device_is_not_asked_for() -> None:
+    for count in (0, 3):
+        assert float(micro_scale("micro", torch.tensor(count), 2, 0, 2)) == micro_scale("micro", count, 2, 0, 2)
+    assert micro_scale("micro", torch.empty((), dtype=torch.long, device="meta"), 2, 0, 2).is_meta
