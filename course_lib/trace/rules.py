@@ -75,7 +75,7 @@ def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
     elif tail.backlog:
         says = "The wire is the wall: when backward ends, it is still behind."
         evidence = (f"{_ms(tail.after)} of communication lie behind the end of backward, and all but "
-                    f"{_ms(tail.after - tail.queued)} of it before the last transfer begins; {bare}.")
+                    f"{_ms(tail.after - tail.queued)} of it before the last large transfer begins; {bare}.")
     else:
         return
     if transfer < 0.5 * moved:
@@ -98,7 +98,7 @@ def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
                     "micro-step, a device synchronisation or copy before the reduction, one bucket as large as the "
                     "model, buckets filled in another order than the gradients become ready.")
     elif tail.backlog:
-        return  # `wire_bound` says so: the last bucket is not what it waits for
+        return  # the last bucket is not what it waits for; `wire_bound` says so, where a tenth of the step is exposed
     else:
         rest = tail.exposed - tail.after
         says, do = ("The last communication of the step runs after the end of backward.",

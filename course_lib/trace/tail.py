@@ -21,7 +21,7 @@ def moves(s: Span) -> bool:
 class Tail(NamedTuple):
     """Communication in ns, over ranks whose compute is known: `exposed` in all, `after` the end of backward, and all
     that runs `before` it. `first` of `total` transfers start before it. `queued`: of `after`, on ranks and steps
-    whose wire is busy when backward ends, what runs before the last transfer begins."""
+    whose wire is busy when backward ends, what runs before the last large transfer begins."""
 
     exposed: int
     after: int
@@ -53,7 +53,8 @@ def tail_of(trace: Trace, found: Report) -> Tail:
             behind, exposed, total = behind + tail, exposed + length(bare), total + len(comm)
             first += sum(s.start < ends[step] for s in comm)
             if any(s.start < ends[step] < s.stop for s in comm):
-                last = max(s.start for s in comm)
+                large = 0.1 * max(s.stop - s.start for s in comm)  # not that of a loss
+                last = max(s.start for s in comm if s.stop - s.start >= large)
                 queued += length(intersect(bare, np.array([(ends[step], max(last, ends[step]))], np.int64)))
             if tail:
                 ranks.add(r.rank)

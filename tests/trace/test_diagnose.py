@@ -160,6 +160,15 @@ def test_a_wire_that_is_behind_when_backward_ends_has_no_last_bucket_to_blame(wr
     assert "140 ms of communication lie behind" in found[0].evidence and "all but 60 ms" in found[0].evidence
 
 
+def test_a_small_transfer_behind_the_last_bucket_is_not_the_last(write, tmp_path) -> None:
+    """As that of a loss, which many loops send at the end of a step."""
+    sent = [("wire::all_reduce bytes=1000 bucket=0", 80, 30), ("wire::all_reduce bytes=2000 bucket=1", 110, 60),
+            ("wire::all_reduce bytes=4", 170, 1)]
+    host_run(write, sent, sent, compute=10, backward_ms=100)
+    (found,) = trace.diagnose(trace.load(tmp_path / "run"))
+    assert found.code == "after-backward" and "Make the last bucket smaller" in found.do
+
+
 def test_receives_of_a_pipeline_may_be_waiting_and_are_no_wall(write, tmp_path) -> None:
     host_run(write, [("wire::recv bytes=1000", 50, 120)], [("wire::recv bytes=1000", 50, 120)])
     assert codes(trace.load(tmp_path / "run")) == []
