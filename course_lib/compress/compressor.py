@@ -174,6 +174,7 @@ class Compressor(ABC):
     @property
     def updates(self) -> int:
         """Backward passes that were sent in full."""
+        self._window.judge()
         return self._window.updates
 
     def take_back(self) -> None:
@@ -242,7 +243,7 @@ class Compressor(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on as if it had not stopped. Save one a rank: residuals differ."""
         self._window.judge()
-        return {**self._whose(), "updates": self.updates, "scale": self._scale,
+        return {**self._whose(), "updates": self._window.updates, "scale": self._scale,
                 "memories": {n: m.state_dict() for n, m in self.memories.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

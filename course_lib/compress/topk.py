@@ -113,7 +113,7 @@ class TopK(Compressor):
         if flat.numel() > 2**31:
             raise ValueError(f"bucket {bucket.index()} has {flat.numel()} entries, more than 32-bit indices can name; "
                              "make buckets smaller")
-        share, start, places = share_at(self.updates, self.k, self.warm_up), 0, []
+        share, start, places = share_at(self._window.updates, self.k, self.warm_up), 0, []
         for param in bucket.parameters():
             _, indices = compress(flat[start:start + param.numel()], share)
             places.append(indices.add_(start))

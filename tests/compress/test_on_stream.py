@@ -116,3 +116,24 @@ def moments(on_nonfinite: str):
 @pytest.mark.parametrize("on_nonfinite, windows", [("raise", 2.0), ("nan", 1.0)])
 def test_the_host_asks_once_a_window_at_its_end_or_before_the_next(on_nonfinite, windows) -> None:
     assert run(moments, on_nonfinite, ranks=2, fabric="loopback") == [dict.fromkeys(STATES, windows)] * 2
+
+
+def counted():
+    def spoil(grads, update):
+        grads["wide"][3, 5] = float("nan")
+        return grads
+
+    out = {}
+    for name, state_of in STATES.items():
+        model = Given()
+        with on_stream():
+            state = state_of(model, on_nonfinite="nan")
+            wrapped = wrapped_with(state, model)
+            train(wrapped, dist.get_rank(), range(2))
+            train(wrapped, dist.get_rank(), range(2, 3), spoil)
+            out[name] = state.updates
+    return out
+
+
+def test_a_skipped_update_is_not_counted_though_nobody_has_asked_yet() -> None:
+    assert run(counted, ranks=2, fabric="loopback") == [dict.fromkeys(STATES, 2)] * 2
