@@ -93,7 +93,8 @@ class Options:
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, int) and abs(value) > MOST:
-                raise Refusal(f"{flag(one.name)} {str(value)[:30]}: give a whole number of {MOST} or less")
+                near = f"{MOST} or less" if value > 0 else f"{-MOST} or more"
+                raise Refusal(f"{flag(one.name)} {str(value)[:30]}: give a whole number of {near}")
         for name in ("lr", "weight_decay", "outer_lr"):
             if getattr(self, name) > RATE:
                 raise Refusal(f"{flag(name)} {getattr(self, name)}: give a number of {RATE} or less")

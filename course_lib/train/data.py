@@ -72,7 +72,7 @@ def terms_of(targets: torch.Tensor) -> int | torch.Tensor:
 
 def count_of(batch: Batch) -> int:
     """Targets of a micro-batch that count in the loss."""
-    return int((batch[1] != IGNORE).sum())
+    return int(terms_of(batch[1]))
 
 
 def synthetic(batch: int, features: int, steps: int, *, seed: int = 0, rank: int = 0) -> Iterator[Batch]:

@@ -41,7 +41,8 @@ REFUSED = {  # arguments, and what the sentence must name
     "--data nowhere.txt": "no such file", "--lr 0": "above 0", "--momentum 1": "not including, 1", "--nodes 3": "nodes",
     "--fabric slow": "slow", "--inter 1GbE": "nodes=2", "--step 3": "--step", "--ranks 0": "--ranks 0",
     "--ranks -1": "--ranks -1: .* 1 or more", f"--seed {10**22}": "--seed 10000.* or less",
-    f"--warmup {10**400}": "--warmup 1000.* or less", "--data-mb inf": "--data-mb inf: .* at most",
+    f"--warmup {10**400}": "--warmup 1000.* or less",
+    f"--seed -{10**22}": "--seed -10000.*of -[0-9]+ or more", "--data-mb inf": "--data-mb inf: .* at most",
     "--data-mb 1e-9": "--data-mb 1e-09: .*a byte or more", "--lr inf": "or less", "--weight-decay inf": "or less",
     f"--trace-steps {10**20}-{10**23}": "or a range", "--trace-steps ²": "or a range",
     "--trace-steps 101-102": "--steps 100 is the last"}
