@@ -249,14 +249,14 @@ class Compressor(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises `ValueError`, with nothing changed, for the state of another scheme, model, rank or number of
         ranks."""
-        refuse_other(type(self).__name__, state, self._whose(), updates=int, memories=dict)
+        refuse_other(type(self).__name__, state, self._whose(), updates=int, scale=float, memories=dict)
         if (kept := state["memories"].keys()) != self.memories.keys():
             raise ValueError(f"the state is damaged: it keeps {sorted(kept)} and not {sorted(self.memories)}")
         for key, memory in self.memories.items():
             memory.refuse_other(state["memories"][key])
         for key, memory in self.memories.items():
             memory.load_state_dict(state["memories"][key])
-        self._scale = state.get("scale", 1.0)
+        self._scale = state["scale"]
         self._window.restart(state["updates"])
 
     def _whose(self) -> dict[str, Any]:

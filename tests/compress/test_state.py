@@ -267,6 +267,8 @@ def damaged():
             out[name, what] = equal(state.state_dict(), before)
         with pytest.raises(ValueError, match="damaged"):
             state.load_state_dict({**before, "memories": {}})
+        with pytest.raises(ValueError, match="not the state of a"):
+            state.load_state_dict({key: value for key, value in before.items() if key != "scale"})
     return out
 
 
