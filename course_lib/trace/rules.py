@@ -64,15 +64,15 @@ def wire_bound(trace: Trace, found: Report) -> Iterator[Finding]:
         wait, transfer = wait + mine[0], transfer + mine[1]
         moved += max(min(length(merged(transfers[r.rank, r.step])), r.comm) - mine[0], 0)
     span, compute, exposed = (sum(getattr(r, field) for r in rows) for field in ("span", "compute", "exposed"))
-    if exposed <= 0.1 * span:
+    if not exposed:
         return
     tail = tail_of(trace, found)
     bare = f"{_ms(exposed)} are exposed, {exposed / span:.0%} of the steps"
-    if moved > compute:
+    if moved > compute and exposed > 0.1 * span:
         says = "The wire is the wall: communication takes longer than the compute that could hide it."
         less = f" without {_ms(wait)} of waiting for late ranks" * bool(wait)
         evidence = f"Communication takes {_ms(moved)}{less}, compute {_ms(compute)}; {bare}."
-    elif tail.backlog:
+    elif tail.backlog and tail.after >= 0.02 * span:
         says = "The wire is the wall: when backward ends, it is still behind."
         evidence = (f"{_ms(tail.after)} of communication lie behind the end of backward, and all but "
                     f"{_ms(tail.after - tail.queued)} of it before the last large transfer begins; {bare}.")
@@ -98,7 +98,7 @@ def after_backward(trace: Trace, found: Report) -> Iterator[Finding]:
                     "micro-step, a device synchronisation or copy before the reduction, one bucket as large as the "
                     "model, buckets filled in another order than the gradients become ready.")
     elif tail.backlog:
-        return  # the last bucket is not what it waits for; `wire_bound` says so, where a tenth of the step is exposed
+        return  # `wire_bound` says so: the last bucket is not what it waits for
     else:
         rest = tail.exposed - tail.after
         says, do = ("The last communication of the step runs after the end of backward.",

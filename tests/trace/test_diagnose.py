@@ -160,6 +160,14 @@ def test_a_wire_that_is_behind_when_backward_ends_has_no_last_bucket_to_blame(wr
     assert "140 ms of communication lie behind" in found[0].evidence and "all but 60 ms" in found[0].evidence
 
 
+def test_a_wire_that_is_a_little_behind_is_not_passed_over(write, tmp_path) -> None:
+    """18 ms a rank are exposed, less than a tenth of the step."""
+    behind = [(f"wire::all_reduce bytes=1000 bucket={i}", 78 + 4 * i, 4) for i in range(5)]
+    host_run(write, behind, behind, compute=10, backward_ms=80)
+    (found,) = trace.diagnose(trace.load(tmp_path / "run"))
+    assert found.code == "wire-bound" and "still behind" in found.says
+
+
 def test_a_small_transfer_behind_the_last_bucket_is_not_the_last(write, tmp_path) -> None:
     """As that of a loss, which many loops send at the end of a step."""
     sent = [("wire::all_reduce bytes=1000 bucket=0", 80, 30), ("wire::all_reduce bytes=2000 bucket=1", 110, 60),
