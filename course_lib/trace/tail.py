@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -43,10 +44,12 @@ def tail_of(trace: Trace, found: Report) -> Tail:
     for r in trace.ranks:
         ends, compute = backward_ends(r), merged(s for s in r.timeline if s.kind == "compute")
         windows = {s.step: (s.start, s.stop) for s in r.timeline if s.kind == "step"}
-        transfers = [s for s in r.timeline if moves(s)]
+        transfers: dict[int, list[Span]] = defaultdict(list)
+        for s in filter(moves, r.timeline):
+            transfers[max(s.step, -1)].append(s)
         for step in sorted(step for step in ends if (r.rank, step) in known):
             begin, end = windows.get(step, (-2**62, 2**62))
-            comm = [s for s in transfers if s.step == step or (s.step < 0 and begin <= s.start < end)]
+            comm = [*(transfers[step] if step >= 0 else ()), *(s for s in transfers[-1] if begin <= s.start < end)]
             bare, after = subtract(merged(comm), compute), np.array([(ends[step], 2**62)], np.int64)
             tail = length(intersect(bare, after))
             before += length(subtract(merged(comm), after))
