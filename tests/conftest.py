@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where torch sees no CUDA device. Torch is imported only if one was selected.
+    """Skip tests marked `gpu` where torch sees no CUDA device, unless they are to run dry (`tests/gpu/given.py`).
+    Torch is imported only if one was selected.
 
     Another process can spoil a comparison of seconds for a while; a fault of ours fails every time. So what fails
     under `timing` is run again after a pause, twice at most, and pytest's summary counts the reruns.
@@ -16,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5, only_rerun=["AssertionError", "Failed"]))
     wanting = [item for item in items if item.get_closest_marker("gpu")]
-    if not wanting:
+    if not wanting or os.environ.get("COURSE_GPU_DRY"):
         return
     import torch
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from course_lib.launch import run
-from course_lib.launch.fabric import gpus
+from tests.gpu.given import DEVICE, FABRIC, exact, on
 
 pytestmark = pytest.mark.gpu
 
 
-def gradients(kind: str, cuda: bool):
-    import torch
+def gradients(kind: str, device: str):
     import torch.distributed as dist
 
     from course_lib.compress import SCHEMES
     from tests.compress.given import OPTIONS, Given, train, wrapped_with
-    torch.backends.cuda.matmul.allow_tf32 = False
-    out, device = {}, "cuda" if cuda else "cpu"
+    exact()
+    out = {}
     for scheme, options in OPTIONS.items():
         model = Given().to(device)
         state = SCHEMES[scheme](model, **options)
@@ -27,13 +26,12 @@ def gradients(kind: str, cuda: bool):
     return out
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.skipif(
-    gpus() < n, reason=f"needs {n} CUDA devices, this machine shows {gpus()}")) for n in (1, 2, 8)])
+@pytest.mark.parametrize("ranks", on(1, 2, 8))
 @pytest.mark.parametrize("kind", ["bucketed", "ddp"])
 def test_gradients_over_nccl_are_those_of_the_cpu(ranks, kind) -> None:
     import torch
-    theirs = run(gradients, kind, False, ranks=ranks, fabric="loopback")
-    for mine, cpu in zip(run(gradients, kind, True, ranks=ranks, fabric="nccl"), theirs):
+    theirs = run(gradients, kind, "cpu", ranks=ranks, fabric="loopback")
+    for mine, cpu in zip(run(gradients, kind, DEVICE, ranks=ranks, fabric=FABRIC), theirs):
         for scheme, (updates, count) in cpu.items():
             assert mine[scheme][1] == count == 4
             for got, want in zip(mine[scheme][0], updates):

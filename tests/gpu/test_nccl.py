@@ -1,4 +1,4 @@
-"""The same strategies over NCCL. `make test-gpu`; every test says which GPUs it needs and skips without them."""
+"""Ranks over NCCL. `make test-gpu`; every test says which GPUs it needs and skips without them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,36 @@ import pytest
 
 from course_lib.launch import run
 from course_lib.launch.fabric import gpus
+from tests.gpu.given import DEVICE, FABRIC, exact, on
 
 pytestmark = pytest.mark.gpu
-
-
-def needs(count: int):
-    return pytest.mark.skipif(gpus() < count, reason=f"needs {count} CUDA devices, this machine shows {gpus()}")
 
 
 def one_all_reduce():
     import torch
     import torch.distributed as dist
-    t = torch.full((3,), float(dist.get_rank()), device="cuda")
+    t = torch.full((3,), float(dist.get_rank()), device=DEVICE)
     dist.all_reduce(t)
     return t.tolist()
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=needs(n)) for n in (1, 2, 8)])
+@pytest.mark.parametrize("ranks", on(1, 2, 8))
 def test_ranks_join_over_nccl(ranks):
-    assert run(one_all_reduce, ranks=ranks, fabric="nccl") == [[float(sum(range(ranks)))] * 3] * ranks
+    assert run(one_all_reduce, ranks=ranks, fabric=FABRIC) == [[float(sum(range(ranks)))] * 3] * ranks
 
 
-def gradients(strategy: str, options: dict):
+def gradients(strategy: str, options: dict, device: str):
     import torch
     import torch.distributed as dist
     from torch import nn
 
     from course_lib.train.ddp import wrap
+    exact()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(33, 65), nn.GELU(), nn.Linear(65, 7)).cuda()
+    model = nn.Sequential(nn.Linear(33, 65), nn.GELU(), nn.Linear(65, 7)).to(device)
     wrapped = wrap(strategy, model, **options)
     torch.manual_seed(dist.get_rank())
-    x = torch.randn(5, 33, device="cuda")
+    x = torch.randn(5, 33).to(device)
     for _ in range(3):
         wrapped.zero_grad(set_to_none=False)
         with wrapped.no_sync():
@@ -47,15 +45,16 @@ def gradients(strategy: str, options: dict):
     return [p.grad.cpu() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=needs(n)) for n in (1, 2, 8)])
+@pytest.mark.parametrize("ranks", on(1, 2, 8))
 @pytest.mark.parametrize("strategy, options", [
-    ("serial", {}), ("no_sync", {}), ("bucketed", {"bucket_mb": 0.005, "first_bucket_mb": None})])
-def test_every_strategy_has_the_gradients_of_ddp(ranks, strategy, options):
+    ("serial", {}), ("no_sync", {}), ("ddp", {}), ("every_step", {"bucket_mb": 0.005, "first_bucket_mb": None}),
+    ("bucketed", {"bucket_mb": 0.005, "first_bucket_mb": None})])
+def test_every_strategy_has_the_gradients_of_ddp_on_the_cpu(ranks, strategy, options):
     import torch
-    ours = run(gradients, strategy, options, ranks=ranks, fabric="nccl")
-    theirs = run(gradients, "ddp", {}, ranks=ranks, fabric="nccl")
+    ours = run(gradients, strategy, options, DEVICE, ranks=ranks, fabric=FABRIC)
+    theirs = run(gradients, "ddp", {}, "cpu", ranks=ranks, fabric="loopback")
     for mine, ddp in zip(ours, theirs):
-        torch.testing.assert_close(mine, ddp)
+        torch.testing.assert_close(mine, ddp, rtol=1e-4, atol=1e-5)
 
 
 def test_more_nccl_ranks_than_gpus_are_refused():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from course_lib.train.prefetch import Prefetch
+from tests.gpu.given import only_on_gpus
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, only_on_gpus]
 
 
 def test_every_batch_arrives_whole_under_a_busy_stream() -> None:

@@ -6,17 +6,15 @@ import pytest
 
 from course_lib import overlap
 from course_lib.lab.workbench.real import real_runs
-from course_lib.launch.fabric import gpus
+from tests.gpu.given import DEVICE, on
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("ranks", [
-    pytest.param(n, marks=pytest.mark.skipif(gpus() < n, reason=f"needs {n} CUDA devices, this machine shows {gpus()}"))
-    for n in (1, 2, 8)])
+@pytest.mark.parametrize("ranks", on(1, 2, 8))
 def test_every_strategy_makes_the_same_updates_on_gpus(ranks: int) -> None:
     ways = {name: (name, {}) for name in ("no_sync", "serial", "bucketed", "ddp", "zero1", "zero2", "zero3")}
-    for name, one in real_runs(ways, device="cuda", ranks=ranks).items():
+    for name, one in real_runs(ways, device=DEVICE, ranks=ranks).items():
         assert one.apart < 1e-3, name
         report = overlap.report(one.trace.timeline)
         assert report.pooled.compute, name
