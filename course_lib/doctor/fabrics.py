@@ -175,7 +175,7 @@ def nccl(broken: str = "") -> Finding:
     data = {"works": not trial.error, "gpus": count, "gbit": trial.gbit or None}
     if trial.error:
         return Finding("nccl_fabric", "warn", "nccl", "does not work", trial.error,
-                       "set NCCL_DEBUG=WARN and try again; other fabrics carry what the CPU computes", data=data)
+                       "set NCCL_DEBUG=WARN and try again; fabric=\"shaped\" carries CUDA tensors too", data=data)
     return Finding("nccl_fabric", "ok", "nccl", "works", f"carried {trial.gbit:.1f} Gbit/s in a small all-reduce",
                    data=data)
 

@@ -125,7 +125,7 @@ class Fabric:
                              'out, or use kind="auto" (the labs need the wires that they name)')
         if kind == "nccl" and gpus() < ranks:
             raise ValueError(f"{ranks} NCCL ranks need {ranks} GPUs and this machine shows {gpus()}: two NCCL ranks "
-                             'never share a GPU. Start fewer, or compute on the CPU over fabric="shaped" or "paced"')
+                             'never share a GPU. Use fabric="shaped" or "paced" (gloo carries CUDA tensors too)')
         if kind == "shaped" and not shaped_works():
             raise ValueError("this machine cannot shape its wires (ip and tc must work in a user namespace): "
                              'use fabric="paced", where the Wire itself keeps the rate')

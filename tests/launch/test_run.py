@@ -344,7 +344,7 @@ def test_a_warm_start_costs_a_fraction_of_a_cold_one():
     ({"fabric": "token-ring"}, "choose a kind"),
     ({"fabric": 3}, "must be a name or a Fabric"),
     ({"ranks": 3, "fabric": Fabric(nodes=2)}, "do not fill 2 nodes"),
-    ({"ranks": 64, "fabric": "nccl"}, "need 64 GPUs.*compute on the CPU"),
+    ({"ranks": 64, "fabric": "nccl"}, "need 64 GPUs"),
     ({"fabric": Fabric(gbit=5000.0, kind="paced")}, "above what 2 ranks can carry"),
 ])
 def test_impossible_arguments_are_refused_in_a_sentence(arguments, says):
