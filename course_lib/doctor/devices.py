@@ -17,6 +17,7 @@ from course_lib.doctor.versions import installed
 NEVER_RUN = {
     "course_lib/launch/rank.py": "ranks joined by NCCL",
     "course_lib/launch/elastic.py": "torchrun with NCCL",
+    "course_lib/launch/streams.py": "our Wire carrying CUDA tensors over gloo",
     "course_lib/train/sharded_wire.py": "ZeRO over NCCL",
     "course_lib/train/prefetch.py": "batches copied to the GPU beside its compute",
     "course_lib/train/profiled.py": "spans of CUDA kernels from the profiler",

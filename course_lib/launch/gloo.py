@@ -46,5 +46,6 @@ def gloo_group(store: dist.Store, rank: int, size: int, spec: WireSpec) -> dist.
     backend = dist.ProcessGroupGloo(store, rank, size, options)
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    for device_type in ("cpu", "cuda"):
+        group._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, backend)
     return group

@@ -40,10 +40,9 @@ class Traffic:
 
 
 def payload_bytes(tensors: Any) -> int:
-    """Raises `ValueError` for a tensor that is not in the host's memory: nothing here orders a stream's work."""
+    """Raises `ValueError` for a tensor that gloo cannot reach."""
     if isinstance(tensors, torch.Tensor):
-        if tensors.device.type != "cpu":
-            raise ValueError(f"a tensor on {tensors.device} was given to a wire that carries the host's memory; give "
-                             "CPU tensors, or run on GPUs with fabric='nccl'")
+        if tensors.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"a wire carries CPU and CUDA tensors, and was given one on {tensors.device}")
         return tensors.numel() * tensors.element_size()
     return sum(payload_bytes(t) for t in tensors or ())

@@ -17,6 +17,7 @@ from course_lib import record
 from course_lib.launch.board import Board
 from course_lib.launch.gloo import WireSpec, gloo_group
 from course_lib.launch.link import Link, Transfer, WireWork
+from course_lib.launch.streams import devices_of, in_order
 from course_lib.launch.traffic import SHARE, Traffic, payload_bytes
 
 
@@ -98,9 +99,9 @@ class Wire(dist.ProcessGroup):
         paced = self.spec.kind == "paced" and lane == "collective" and ranks > 1
         # Messages of one group never wait for another group's: what that one waits for may come after them here.
         return self.link.put(self.queue if lane == "collective" else f"{lane} in {self._name}",
-                             Transfer(work, start, result, moved, issued, profile_label(op, nbytes, bucket),
-                                      received=op == "recv", enter=self._last_entry if paced else None,
-                                      before=before, after=after))
+                             Transfer(work, in_order(start, payload), result, moved, issued,
+                                      profile_label(op, nbytes, bucket), received=op == "recv",
+                                      enter=self._last_entry if paced else None, before=before, after=after))
 
     def _show(self, lane: str, what: str) -> None:
         """Sends and receives are no rank's fault by their number, so the board hears no members for them."""
@@ -193,16 +194,25 @@ class Wire(dist.ProcessGroup):
         return self._issue("barrier", lambda: self.inner.barrier(opts), None, [])
 
     def send(self, tensors, dst, tag=0):
+        _in_memory(tensors)
         return self._issue("send", lambda: self.inner.send(tensors, dst, tag), tensors, tensors, f"send-{dst}")
 
     def recv(self, tensors, src, tag=0):
+        _in_memory(tensors)
         # Posted at once, also behind others: gloo sends when it has heard that the receiver is ready, and that word
         # would queue behind whatever this rank sends meanwhile.
         posted = self.inner.recv(tensors, src, tag)
         return self._issue("recv", lambda: posted, tensors, tensors, f"recv-{src}")
 
     def recv_anysource(self, tensors, tag=0):
+        _in_memory(tensors)
         return self._issue("recv", lambda: self.inner.recv_anysource(tensors, tag), tensors, tensors, "recv-any")
+
+
+def _in_memory(tensors: Any) -> None:
+    if device := next(devices_of(tensors), None):
+        raise ValueError(f"a tensor on {device} cannot be sent to one rank or received from one: gloo takes CUDA "
+                         "tensors in collectives alone; move it to the CPU, or use fabric=\"nccl\"")
 
 
 def _listed(tensors: Any) -> list:
@@ -229,4 +239,4 @@ def register(spec: WireSpec, board: Board | None = None) -> None:
             dist.destroy_process_group()
 
     atexit.register(close)
-    dist.Backend.register_backend("wire", create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("wire", create, extended_api=True, devices=["cpu", "cuda"])
