@@ -171,9 +171,11 @@ def _numbers(axes: Axes, slot: Slot, per_track: float, look: Theme) -> None:
     left, right = axes.get_xlim()
     px_per_ms = axes.get_position().width * axes.figure.pixels[0] / (right - left)
     for bar in slot.row.bars:
+        if bar.bucket < 0 or bar.stop == bar.start or per_track < 9:
+            continue
         text, (begin, look_name) = str(bar.bucket), _moving(bar)
         room = 7 * len(text) + (14 if look_name == "exposed" else 4)
-        if bar.bucket < 0 or per_track < 9 or (bar.stop - begin) / 1e6 * px_per_ms < room:
+        if (bar.stop - begin) / 1e6 * px_per_ms < room:
             continue
         fill, ink = (look.paper, look.ink) if slot.outline else LOOKS[look_name][:2]
         axes.text((begin + bar.stop) / 2e6, slot.top + (bar.track + 0.5) * per_track, text, color=ink, weight="bold",

@@ -41,9 +41,10 @@ def compression_pays() -> Iterator[Figure]:
             plain.append(min(best.reaches(_LOSS), best.seconds[-1]))  # one that never arrives needed that at least
             for name, values in speedups.items():
                 values.append(plain[-1] / laps[name].reaches(_LOSS))
+        said = f"{gbit:g} Gbit/s" if gbit < math.inf else "a wire without a limit"
         name = max(speedups, key=lambda each: statistics.median(speedups[each]))
         others = ", ".join(f"{each} {statistics.median(values):.2f}" for each, values in speedups.items())
-        yield Figure(f"{name} over the best overlapped float32, {gbit:g} Gbit/s", statistics.median(speedups[name]),
+        yield Figure(f"{name} over the best overlapped float32, {said}", statistics.median(speedups[name]),
                      f"times as fast to a loss of {_LOSS:g}", half_iqr(speedups[name]), goal, direction,
                      note=f"r = {free.bytes * 8e-9 / gbit / free.step_s:.2f}; float32 needs "
                           f"{statistics.median(plain):.1f} s; {others}; {len(_SEEDS)} seeds")

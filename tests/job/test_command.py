@@ -216,7 +216,8 @@ def test_an_interrupt_says_where_the_run_goes_on(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "course_lib.train", *SMALL, "--steps", "100000", "--ranks", "1", "--fabric",
-             "loopback", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
+             "loopback", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's `&` has it ignored
     try:
         until(lambda: checkpoint.steps(out))
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does

@@ -91,6 +91,12 @@ def test_a_number_on_stripes_needs_room_for_its_plate_and_stripes_beside_it(ms, 
     assert ({"11", "12", "13"} <= set(texts(figure(Timeline.of(spans, "measured (cpu)"))))) is numbers
 
 
+def test_a_transfer_that_took_no_time_has_no_number():
+    spans = [Span(0, "compute", "device", "backward", 0, 9 * MS),
+             Span(0, "comm", "wire", "all_reduce", 4 * MS, 4 * MS, bucket=17)]
+    assert "17" not in texts(figure(Timeline.of(spans, "measured (cpu)")))
+
+
 def test_nothing_sent_is_not_zero_and_not_unknown():
     silent = Timeline.of([Span(0, "compute", "device", "forward", 0, 5 * MS)], "measured (cpu)")
     assert "nothing sent" in texts(figure(silent))
