@@ -270,7 +270,8 @@ def test_what_each_stage_holds() -> None:
     assert peaks == sorted(peaks, reverse=True)
     more = held["stage 3, no_sync", 8].peak - held["stage 3", 8].peak
     assert more >= 4 * PARAMETERS / 2 - 2 * UNIT_BYTES
-    assert held["stage 3, no_sync", 1].peak <= held["stage 3", 1].peak + UNIT_BYTES
+    # One unit more; a small tensor of the step before may still be waiting to be collected.
+    assert held["stage 3, no_sync", 1].peak <= held["stage 3", 1].peak + 1.05 * UNIT_BYTES
     for N in (1, 8):
         assert held["stage 3", N].sent == pytest.approx(N * (3 - 1 / LAYERS) * 4 * PARAMETERS / 2, rel=0.01)
         assert held["stage 3, no_sync", N].sent < held["stage 3", N].sent or N == 1
