@@ -13,7 +13,7 @@ from course_lib.lab import CheckFailed, LabError, checking, evaluate
 from course_lib.lab.pictures.held_above import held_above
 from course_lib.lab.pictures.schedules_widget import explore_schedules
 from course_lib.lab.workbench.buckets import OwnRunFailed
-from course_lib.lab.workbench.held import LAYERS, PARAMETERS, UNIT_BYTES, held_runs
+from course_lib.lab.workbench.held import LAYERS, PARAMETERS, UNIT_BYTES, WIDTH, held_runs
 from course_lib.lab.workbench.zero import STAGES, label, zero_runs
 from course_lib.lab.workbench.zero_held import held_bytes
 from course_lib.lab.workbench.zero_step import step_runs
@@ -270,8 +270,8 @@ def test_what_each_stage_holds() -> None:
     assert peaks == sorted(peaks, reverse=True)
     more = held["stage 3, no_sync", 8].peak - held["stage 3", 8].peak
     assert more >= 4 * PARAMETERS / 2 - 2 * UNIT_BYTES
-    # One unit more; a small tensor of the step before may still be waiting to be collected.
-    assert held["stage 3, no_sync", 1].peak <= held["stage 3", 1].peak + 1.05 * UNIT_BYTES
+    # Which of a unit's buffers and of a layer's two rows the wire's thread has let go by then differs from run to run.
+    assert held["stage 3, no_sync", 1].peak <= held["stage 3", 1].peak + UNIT_BYTES + 2 * 4 * WIDTH
     for N in (1, 8):
         assert held["stage 3", N].sent == pytest.approx(N * (3 - 1 / LAYERS) * 4 * PARAMETERS / 2, rel=0.01)
         assert held["stage 3, no_sync", N].sent < held["stage 3", N].sent or N == 1
