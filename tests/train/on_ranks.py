@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib.launch import run
 from tests.train.cases import mlp
 
 RANKS = 2
@@ -51,3 +53,25 @@ def sent() -> tuple[int, float]:
     out = traffic.calls["all_reduce"], traffic.bytes["all_reduce"]
     traffic.reset()
     return out
+
+
+def together(ranks: int = RANKS, timeout_s: float = 120.0):
+    """For a test file: a decorator and a fixture. What the decorator takes runs on all ranks, together with all others
+    of the file; by the fixture its test reads what it returned, one a rank."""
+    checks = []
+
+    def on_ranks(check):
+        checks.append(check)
+        return check
+
+    @pytest.fixture(scope="module")
+    def got():
+        results = run(_all, tuple(checks), ranks=ranks, fabric="loopback", timeout_s=timeout_s)
+        return lambda check: [r[check.__name__] for r in results]
+
+    return on_ranks, got
+
+
+def _all(checks) -> dict:
+    torch.set_num_threads(1)
+    return {check.__name__: check() for check in checks}

@@ -11,37 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.launch import run
 from course_lib.train import Sharded, accumulate, wrap
 from course_lib.train.control import Control
 from course_lib.train.data import synthetic
 from course_lib.train.gpt import squared_loss
 from course_lib.train.reference import reference
 from tests.train.cases import make_optimizer, state
-from tests.train.on_ranks import OURS, RANKS, SMALL, backward, grads, inputs, model_of
+from tests.train.on_ranks import OURS, RANKS, SMALL, backward, grads, inputs, model_of, together
 from tests.train.trainer import error_of
 
 VIEWS = {**OURS, "every_step": ("every_step", {"bucket_mb": SMALL}), "delayed": ("delayed", {"delay": 0})}
 ZERO = {"zero1": ("zero1", {}), "zero3": ("zero3", {})}
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on all ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=RANKS, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 def said(call) -> str:

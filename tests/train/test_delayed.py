@@ -21,7 +21,7 @@ from course_lib.train.reference import reference
 from course_lib.train.reference_stale import delayed_reference
 from course_lib.train.window import accumulate
 from tests.train.cases import CASES, make_model, make_optimizer, mlp, state, windows
-from tests.train.on_ranks import SMALL, alone, backward, grads, inputs, model_of, same, sent
+from tests.train.on_ranks import SMALL, alone, backward, grads, inputs, model_of, same, sent, together
 from tests.train.trainer import Bomb, Mined, error_of, odd_one, parameters
 
 DELAYS = (0, 1, 2, 5)
@@ -74,25 +74,7 @@ def test_the_reference_of_delay_0_is_the_reference_and_of_delay_1_another() -> N
     assert not any(torch.allclose(plain[n], one[n], atol=1e-4) for n in plain)
 
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on two ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=2, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 @on_ranks

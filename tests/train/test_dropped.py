@@ -13,7 +13,7 @@ from course_lib.launch import run
 from course_lib.train import Sharded, wrap
 from course_lib.train.control import Control
 from tests.train.cases import mlp
-from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, inputs, model_of, same
+from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, inputs, model_of, same, together
 from tests.train.trainer import error_of
 
 EVERY = {"every_step": ("every_step", {"bucket_mb": SMALL}), "every_step sum": ("every_step", {"op": "sum"}),
@@ -21,24 +21,7 @@ EVERY = {"every_step": ("every_step", {"bucket_mb": SMALL}), "every_step sum": (
          "zero1 unused": ("zero1", {"find_unused": True}), "zero3 unused": ("zero3", {"find_unused": True}),
          "bucketed unused": ("bucketed", {"find_unused": True})}
 WHO = {"model": lambda model, optimizer: model.zero_grad(), "optimizer": lambda model, optimizer: optimizer.zero_grad()}
-CHECKS = {}
-
-
-def on_ranks(check):
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=RANKS, fabric="loopback", timeout_s=120)
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together(timeout_s=120)
 
 
 def built(name: str, kind=mlp):

@@ -17,7 +17,7 @@ from course_lib.train.data import count_of
 from course_lib.train.reducer import Reducer
 from course_lib.train.reference import reference
 from tests.train.cases import CASES, Branches, Odd, Tied, make_model, make_optimizer, mlp, state, windows
-from tests.train.on_ranks import SMALL, alone, backward, grads, inputs, model_of, same, sent
+from tests.train.on_ranks import SMALL, alone, backward, grads, inputs, model_of, same, sent, together
 from tests.train.trainer import Bomb, Mined, error_of, odd_one, parameters
 
 # parameters, against one process
@@ -68,25 +68,7 @@ def test_parameters_equal_the_reference(case: str, trained: tuple[int, int, list
 
 # what a window is
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on two ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=2, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 def window(model, silent: str) -> None:

@@ -17,7 +17,7 @@ from course_lib.train.local_sgd import LocalSGD
 from course_lib.train.reference_stale import local_reference
 from course_lib.train.window import accumulate
 from tests.train.cases import CASES, Branches, Odd, make_model, make_optimizer, mlp, state, windows
-from tests.train.on_ranks import backward, inputs, model_of, sent
+from tests.train.on_ranks import backward, inputs, model_of, sent, together
 from tests.train.trainer import error_of, odd_one, parameters
 
 MICRO = 2
@@ -90,25 +90,7 @@ def test_the_references_differ_where_they_should() -> None:
         assert not torch.allclose(end(1, outer=OUTER)[0][name], tensor, atol=1e-5)
 
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on two ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=2, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 def local(kind=LocalSGD, model=mlp, make=make_optimizer, **options):

@@ -6,13 +6,12 @@ from __future__ import annotations
 import copy
 import io
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.launch import run
 from course_lib.train import Delayed, DiLoCo, LocalSGD, Sharded, wrap
+from tests.train.on_ranks import together
 from tests.train.trainer import parameters
 
 PLAIN = {"serial": {}, "no_sync": {}, "bucketed": {}, "every_step": {}, "step_per_bucket": {}}
@@ -90,25 +89,7 @@ def again(state):
     return torch.load(file, weights_only=True)
 
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on two ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=2, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 @on_ranks

@@ -20,6 +20,7 @@ from course_lib.train.data import count_of
 from course_lib.train.gpt import squared_loss
 from course_lib.train.reference import reference
 from tests.train.cases import CASES, make_model, make_optimizer, mlp, state, windows
+from tests.train.on_ranks import together
 from tests.train.trainer import Bomb, Boom, Mined
 
 STAGES = (1, 2, 3)
@@ -72,23 +73,7 @@ def test_parameters_equal_the_reference(case: str, stage: int, trained: tuple[in
 
 # checks on two ranks, all in one run
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    results = run(all_checks, ranks=2, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 def batches(count: int, rank: int | None = None) -> list:

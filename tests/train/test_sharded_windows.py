@@ -11,32 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.launch import run
 from course_lib.plan.volumes import shuffle_bytes
 from course_lib.train import Sharded
 from tests.train.cases import mlp
-from tests.train.on_ranks import RANKS, backward, inputs, model_of, same
+from tests.train.on_ranks import RANKS, backward, inputs, model_of, same, together
 
 STAGES = (1, 2, 3)
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on all ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=RANKS, fabric="loopback", timeout_s=60)
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together(timeout_s=60)
 
 
 def whole(model: Sharded) -> list[torch.Tensor]:

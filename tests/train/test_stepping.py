@@ -16,7 +16,7 @@ from course_lib.train.reference import reference
 from course_lib.train.stepping import TOO_LATE, StepPerBucket, only
 from course_lib.train.window import accumulate
 from tests.train.cases import CASES, Tied, make_model, make_optimizer, mlp, state, windows
-from tests.train.on_ranks import SMALL, backward, model_of, sent
+from tests.train.on_ranks import SMALL, backward, model_of, sent, together
 from tests.train.trainer import Bomb, Mined, error_of, odd_one, parameters
 
 OPTIMIZERS = {
@@ -82,25 +82,7 @@ def test_the_plain_step_to_the_bit_and_the_reference(ranks: int) -> None:
             torch.testing.assert_close(results[0][case][1][name], tensor, rtol=1e-5, atol=CASES[case].atol)
 
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on two ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=2, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 def stepper(kind=mlp, make=make_optimizer, **options) -> tuple[StepPerBucket, optim.Optimizer]:

@@ -5,37 +5,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from course_lib.launch import run
 from course_lib.train import Bucketed, NoSync, SerialAllReduce, StockDDP
 from tests.train.cases import Branches, mlp
-from tests.train.on_ranks import RANKS, alone, backward, grads, inputs, model_of, same, sent
+from tests.train.on_ranks import RANKS, alone, backward, grads, inputs, model_of, same, sent, together
 
-CHECKS = {}
+on_ranks, got = together()
 MB = 2**20
-
-
-def on_ranks(check):
-    """Run the function on all ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=RANKS, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
 
 
 def twelve() -> nn.Module:

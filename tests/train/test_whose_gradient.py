@@ -3,40 +3,20 @@ and normalising layers."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.launch import run
 from course_lib.train import Bucketed, EveryStep, SynchronizationError, accumulate, wrap
 from course_lib.train.data import synthetic
 from course_lib.train.gpt import squared_loss
 from course_lib.train.reference import reference
 from tests.train.cases import make_optimizer, mlp, state
-from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, model_of, same, sent
+from tests.train.on_ranks import OURS, RANKS, SMALL, alone, backward, grads, model_of, same, sent, together
 
-CHECKS = {}
+on_ranks, got = together()
 DDP = {"ddp": ("ddp", {"bucket_mb": SMALL, "first_bucket_mb": None})}
 EVERY = {"every_step": ("every_step", {"bucket_mb": SMALL})}
-
-
-def on_ranks(check):
-    """Run the function on all ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=RANKS, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
 
 
 # what a training loop may do to `.grad` between windows, and must not cost the next one

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from course_lib import record
-from course_lib.launch import run
 from course_lib.train.bucketed import Bucketed
 from course_lib.train.ddp import StockDDP, wrap
 from course_lib.train.nosync import NoSync
 from tests.train.cases import mlp, tiny_emulated
-from tests.train.on_ranks import RANKS, SMALL, backward, grads, inputs, model_of, same, sent
+from tests.train.on_ranks import RANKS, SMALL, backward, grads, inputs, model_of, same, sent, together
 
-CHECKS = {}
-
-
-def on_ranks(check):
-    """Run the function on all ranks, together with all others of this file; its test reads what it returned."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def all_checks() -> dict:
-    torch.set_num_threads(1)
-    return {name: check() for name, check in CHECKS.items()}
-
-
-@pytest.fixture(scope="module")
-def got():
-    """The results of a check, one a rank."""
-    results = run(all_checks, ranks=RANKS, fabric="loopback")
-    return lambda check: [r[check.__name__] for r in results]
+on_ranks, got = together()
 
 
 @on_ranks
