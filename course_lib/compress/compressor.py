@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.futures import Future
 from course_lib import record
 from course_lib.compress.memory import Memory, Names
 from course_lib.compress.second import second
+from course_lib.compress.stream import answer, beside
 from course_lib.compress.window import Window
 from course_lib.launch.wire import Wire
 from course_lib.train.bucket import Bucket
@@ -125,7 +125,7 @@ class Compressor(ABC):
         To wait for one is to let a side stream wait, and the host goes on with the backward pass."""
         device = bucket.buffer().device
         future: Future = Future(devices=[device])
-        with _beside(device):
+        with beside(device):
             def all_phases() -> None:
                 for work in steps:
                     work.wait()
@@ -145,7 +145,7 @@ class Compressor(ABC):
                 raise error()
             return
         self._finite[bucket.index()] = finite
-        if self._window.doubt(_answer(finite), error) and self.on_nonfinite == "raise":
+        if self._window.doubt(answer(finite), error) and self.on_nonfinite == "raise":
             try:
                 torch.autograd.Variable._execution_engine.queue_callback(self._judge)
             except RuntimeError:  # no backward pass is under way, whose end could be awaited
@@ -294,29 +294,6 @@ def hook(state, bucket):  # DDP takes no annotations that are strings, as they a
 
 def _numel(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
-
-
-@contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """On a stream of its own, after all that the current one was given so far."""
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        yield
-
-
-def _answer(finite: torch.Tensor) -> Callable[[], bool]:
-    """Waits until the current stream has come to here, and reads."""
-    if not finite.is_cuda:
-        return lambda: bool(finite)
-    here = torch.cuda.Event()
-    here.record()
-
-    def answer() -> bool:
-        here.synchronize()
-        return bool(finite)
-
-    return answer
 
 
 def _raise(error: Exception | None) -> None:

@@ -21,7 +21,7 @@ NEVER_RUN = {
     "course_lib/train/sharded_wire.py": "ZeRO over NCCL",
     "course_lib/train/prefetch.py": "batches copied to the GPU beside its compute",
     "course_lib/train/profiled.py": "spans of CUDA kernels from the profiler",
-    "course_lib/compress/compressor.py": "compressed gradients over NCCL",
+    "course_lib/compress/stream.py": "compressed gradients over NCCL",
     "course_lib/schedule/mail.py": "pipelines over NCCL",
     "course_lib/tensor/vocabulary.py": "tensor parallelism over NCCL",
     "course_lib/doctor/devices.py": "this list of devices and links",
