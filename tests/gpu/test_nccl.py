@@ -49,12 +49,14 @@ def gradients(strategy: str, options: dict, device: str):
 @pytest.mark.parametrize("strategy, options", [
     ("serial", {}), ("no_sync", {}), ("ddp", {}), ("every_step", {"bucket_mb": 0.005, "first_bucket_mb": None}),
     ("bucketed", {"bucket_mb": 0.005, "first_bucket_mb": None})])
-def test_every_strategy_has_the_gradients_of_ddp_on_the_cpu(ranks, strategy, options):
+def test_every_strategy_has_the_gradients_of_ddp_there_and_on_the_cpu(ranks, strategy, options):
     import torch
     ours = run(gradients, strategy, options, DEVICE, ranks=ranks, fabric=FABRIC)
+    beside = run(gradients, "ddp", {}, DEVICE, ranks=ranks, fabric=FABRIC)
     theirs = run(gradients, "ddp", {}, "cpu", ranks=ranks, fabric="loopback")
-    for mine, ddp in zip(ours, theirs):
-        torch.testing.assert_close(mine, ddp, rtol=1e-4, atol=1e-5)
+    for mine, ddp, cpu in zip(ours, beside, theirs):
+        torch.testing.assert_close(mine, ddp)
+        torch.testing.assert_close(mine, cpu, rtol=1e-4, atol=1e-5)
 
 
 def test_more_nccl_ranks_than_gpus_are_refused():
